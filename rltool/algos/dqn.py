@@ -1,0 +1,240 @@
+"""Deep Q-learning (Mnih et al. 2015, Nature 518), double by option (van Hasselt et al. 2016, arXiv:1509.06461)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.modules import QValueActor
+from torchrl.objectives import DQNLoss, HardUpdate, SoftUpdate, ValueEstimators
+
+from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
+from rltool.buffers import PrioritizedBuffer, ReplayBuffer
+from rltool.collect import Explorer, TensorLeaves
+from rltool.errors import ConfigError, Problem
+from rltool.metrics import Metrics, due
+from rltool.nets import network
+from rltool.optim import FlatParameters, Optimizer
+from rltool.schema import DQNConfig
+from rltool.seeding import Stream, generator
+
+if TYPE_CHECKING:
+    from rltool.nets import Preprocessor
+
+# What one gradient step reports, in the order of its row.
+STEP_METRICS = ("train/loss", "train/grad_norm")
+
+
+class DQN(Algorithm):
+    """DQN for discrete actions, with uniform or prioritised replay.
+
+    Args:
+        config: the algo node.
+        run: the runtime objects it is built from.
+
+    Raises:
+        ConfigError: the environment's actions are not discrete.
+    """
+
+    def __init__(self, config: DQNConfig, *, run: Runtime) -> None:
+        if run.actions.kind != "discrete":
+            raise ConfigError(
+                Problem(
+                    "algo",
+                    f"dqn needs a Discrete action space; this environment has Box{run.actions.shape} between "
+                    f"{list(run.actions.low)} and {list(run.actions.high)}",
+                    "Use algo=ppo",
+                )
+            )
+        super().__init__(config, run)
+        self._config, self._budget = config, run.budget
+        self.net = network(run.network, self.preprocessor.features, run.actions.n, self.weights).to(run.device)
+        self.loss = DQNLoss(
+            QValueActor(self.net, in_keys=["features"], action_space="categorical"),
+            loss_function=config.loss_function,
+            delay_value=True,
+            double_dqn=config.double,
+            action_space="categorical",
+        ).to(run.device)
+        self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
+        self.loss.in_keys  # noqa: B018 - filled in at first use, which would make a compiled graph compile again
+        # TorchRL's hard update counts its own calls; with an interval of 0 it copies at each, and we count frames.
+        self._updater = (
+            HardUpdate(self.loss, value_network_update_interval=0)
+            if config.tau is None
+            else SoftUpdate(self.loss, tau=config.tau)
+        )
+        self.target = TargetNetwork(self.loss, self.net)
+        self.flat = FlatParameters({"policy": self.net})
+        self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
+        self._draws = generator(run.seed, Stream.BUFFER)
+        self.buffer = cast(
+            "ReplayBuffer | PrioritizedBuffer",
+            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
+        )
+        self.policy = GreedyPolicy(self.preprocessor, self.net, discrete=True)
+        self._explorer = EpsilonGreedy(self.preprocessor, self.net, config, run)
+        self._gradient = run.compiler(self.gradient)
+
+    @property
+    def sampler(self) -> Explorer:
+        """ε-greedy."""
+        return self._explorer
+
+    def store(self, batch: TensorDict) -> None:
+        """Random warm-up frames are experience like any other."""
+        self.buffer.extend(batch)
+
+    def learn(self, batch: TensorDict, frames: int) -> Metrics:
+        r"""Stores a batch, then makes the gradient steps that its frames are worth.
+
+            L = E[w · l(Q(s, a) - y)],   y = r + γ (1 - terminated) max_a' Q_target(s', a')
+
+        With ``double`` the maximising a' is the network's, its value the target's. l is the square or Huber's; w is the
+        importance weight (1 for uniform replay), multiplied in before the mean. A time limit does not cut y.
+
+        The target copies the network before the steps of a collection in which the frame counter crossed a multiple of
+        ``target_interval``, or follows it after each step: target ← (1-τ)·target + τ·network.
+
+        Args:
+            batch: ``[num_envs, steps]``; stored: observation, action, next reward / terminated / done / observation.
+            frames: frames of the run, this batch included.
+        """
+        config = self._config
+        before = frames - batch.numel()
+        self.buffer.extend(batch)
+        metrics: Metrics = {
+            "policy/epsilon": torch.tensor(config.epsilon.at(frames, self._budget)),
+            "policy/actions": batch["action"],
+        }
+        if len(self.buffer) < max(config.learning_starts, config.minibatch_size):
+            return metrics
+        learning_rate = self.optimizer.set_lr(before, self._budget)
+        self.buffer.set_beta(before, self._budget)
+        if config.target_interval is not None and due(before, frames, config.target_interval):
+            self._updater.step()
+
+        rows: list[Tensor] = []
+        for drawn in self.buffer.draw(self.planned(frames) - self.planned(before), config.minibatch_size):
+            columns = self._columns(drawn)
+            td_errors: list[Tensor] = []
+            for step in range(drawn.batch_size[0]):
+                gradient, row, td_error = self._gradient(*(column[step] for column in columns))
+                self.optimizer.step(gradient)
+                if config.tau is not None:
+                    self._updater.step()
+                rows.append(row)
+                td_errors.append(td_error)
+            self.buffer.update_priority(drawn, torch.stack(td_errors))
+        self.counters.updates += len(rows)
+        metrics["train/updates"] = torch.tensor(float(self.counters.updates))
+        if rows:
+            metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
+            metrics["train/learning_rate"] = torch.tensor(learning_rate)
+            metrics["critic/td_errors"] = td_errors[-1]
+            with torch.no_grad():
+                values = self.net(columns[0][-1])
+            metrics["critic/q_values"], metrics["critic/q_value_mean"] = values, values.max(-1).values.mean()
+            metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
+            metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
+        return metrics
+
+    def planned(self, frames: int) -> int:
+        """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
+        return int(max(frames - self._config.learning_starts, 0) * self._config.updates_per_frame)
+
+    def gradient(
+        self,
+        features: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        next_features: Tensor,
+        weight: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The clipped gradient of the loss on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``.
+
+        A pure function of its arguments and the parameters: it compiles into one graph.
+        """
+        following = {"features": next_features, "reward": reward, "terminated": terminated, "done": terminated}
+        minibatch = TensorDict(
+            {"features": features, "action": action, "priority_weight": weight, "next": following}, [features.shape[0]]
+        )
+        loss = self.loss(minibatch)["loss"]
+        gradient = self.flat.gather(torch.autograd.grad(loss, self.flat.parameters))
+        norm = gradient.norm()
+        if self._config.max_grad_norm is not None:
+            gradient = gradient * (self._config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        # TorchRL leaves δ² as the priority; the paper's is |δ|.
+        td_error = minibatch["td_error"].squeeze(-1).sqrt()
+        return gradient, torch.stack([loss, norm]).detach(), td_error.detach()
+
+    def _columns(self, drawn: TensorDict) -> tuple[Tensor, ...]:
+        """What :meth:`gradient` takes, for ``[steps, size]`` transitions at once."""
+        weight = drawn.get("priority_weight", None)
+        if weight is None:
+            weight = torch.ones(drawn.batch_size, device=drawn.device)
+        return (
+            self.preprocessor(self.leaves(drawn)),
+            drawn["action"],
+            drawn["next", "reward"],
+            drawn["next", "terminated"],
+            self.preprocessor(self.leaves(drawn, following=True)),
+            weight.float(),
+        )
+
+    def components(self) -> dict[str, Component]:
+        """Networks, statistics, moments, counters, generators, and the buffer."""
+        return {
+            "policy": self.net,
+            "target": self.target,
+            "normalizer": self.preprocessor.normalizers,
+            "optim": self.optimizer,
+            "counters": self.counters,
+            **self.extras,
+            "rng.buffer": RandomState(self._draws),
+            "buffer": self.buffer,
+        }
+
+
+class TargetNetwork:
+    """The target's weights, under the names of the network's."""
+
+    def __init__(self, loss: DQNLoss, net: nn.Module) -> None:
+        target = dict(loss.target_value_network_params.items(True, True))
+        source = {id(value): key for key, value in loss.value_network_params.items(True, True)}
+        self._tensors = {name: target[source[id(parameter)]].data for name, parameter in net.named_parameters()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The target's weights by name."""
+        return dict(self._tensors)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes them back, in place."""
+        for name, tensor in self._tensors.items():
+            tensor.copy_(state[name])
+
+
+class EpsilonGreedy:
+    """A random action with probability ε, else the best one; ε falls with the frame counter, also inside a batch."""
+
+    def __init__(self, preprocessor: Preprocessor, net: nn.Module, config: DQNConfig, run: Runtime) -> None:
+        self._preprocessor, self._net = preprocessor, net
+        self._epsilon, self._budget, self._choices = config.epsilon, run.budget, run.actions.n
+        self._call = run.compiler(self._act)
+
+    def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Whether to explore, and with which action: both ``[steps, num_envs]``."""
+        epsilon = torch.tensor([self._epsilon.at(frames + step * num_envs, self._budget) for step in range(steps)])
+        explore = torch.rand(steps, num_envs, generator=generator) < epsilon.unsqueeze(-1)
+        return explore, torch.randint(self._choices, (steps, num_envs), generator=generator)
+
+    def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
+        """Actions ``[num_envs]``."""
+        return self._call(leaves, *noise)
+
+    def _act(self, leaves: TensorLeaves, explore: Tensor, choice: Tensor) -> Tensor:
+        return torch.where(explore, choice, self._net(self._preprocessor(leaves)).argmax(-1))

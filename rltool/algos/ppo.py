@@ -1,0 +1,413 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
+from torchrl.modules import IndependentNormal, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+
+from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
+from rltool.buffers import RolloutBuffer
+from rltool.collect import Explorer, TensorLeaves
+from rltool.metrics import Metrics
+from rltool.nets import network, orthogonal_
+from rltool.optim import FlatParameters, Optimizer
+from rltool.schema import Anneal, PPOConfig
+
+if TYPE_CHECKING:
+    from rltool.nets import Preprocessor
+
+POLICY_HEAD_GAIN, VALUE_HEAD_GAIN = 0.01, 1.0
+
+# What one gradient step reports, in the order of its row.
+STEP_METRICS = (
+    "train/loss",
+    "critic/value_loss",
+    "train/grad_norm",
+    "policy/approx_kl",
+    "train/clip_fraction",
+    "policy/ratio_mean",
+)
+
+
+class PPO(Algorithm):
+    """PPO with a clipped surrogate, for discrete and continuous actions.
+
+    Args:
+        config: the algo node.
+        run: the runtime objects it is built from.
+    """
+
+    def __init__(self, config: PPOConfig, *, run: Runtime) -> None:
+        super().__init__(config, run)
+        self._config, self._budget = config, run.budget
+        self.actions = replace(run.actions, squash=config.squash)
+        discrete = self.actions.kind == "discrete"
+        features, device = self.preprocessor.features, run.device
+
+        def net(outputs: int, gain: float) -> nn.Sequential:
+            made = network(run.network, features, outputs, self.weights)
+            return orthogonal_(made, gain, self.weights).to(device)
+
+        actor = net(self.actions.size, POLICY_HEAD_GAIN)
+        self.actor: CategoricalActor | GaussianActor
+        self.actor = (
+            CategoricalActor(actor)
+            if discrete
+            else GaussianActor(actor, self.actions.size, config.initial_std).to(device)
+        )
+        self.critic = net(1, VALUE_HEAD_GAIN)
+        self.policy = GreedyPolicy(self.preprocessor, self.actor.mode, discrete=discrete)
+        self._explorer = StochasticPolicy(self.preprocessor, self.actor, run)
+
+        self.loss = _ClippedSurrogate(
+            self.actor.probabilistic(),
+            ValueOperator(self.critic, in_keys=["features"]),
+            functional=False,
+            clip_epsilon=self._clip_epsilon(0),
+            clip_value=config.clip_value,
+            entropy_bonus=config.entropy_coeff > 0,
+            entropy_coeff=config.entropy_coeff,
+            critic_coeff=config.critic_coeff,
+            loss_critic_type=config.loss_critic_type,
+            normalize_advantage=config.normalize_advantage,
+            log_explained_variance=False,
+        ).to(device)
+        self.loss.in_keys  # noqa: B018 - filled in at first use, which would make a compiled graph compile again
+        self.flat = FlatParameters({"policy": self.actor, "critic": self.critic})
+        self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
+        self.reward_scale = ReturnScale(run.num_envs, config.gamma).to(device) if config.scale_reward else None
+        self._buffer = cast("RolloutBuffer", run.buffer.build(generator=self._minibatch_order))
+        self._gradient = run.compiler(self.gradient)
+        if dropped := self._batch_frames % config.minibatch_size:
+            run.note(
+                f"{self._batch_frames} frames a batch make {self._batch_frames // config.minibatch_size} minibatches of "
+                f"{config.minibatch_size}; the other {dropped} frames sit out each epoch, drawn anew"
+            )
+
+    @property
+    def sampler(self) -> Explorer:
+        """The stochastic policy."""
+        return self._explorer
+
+    def learn(self, batch: TensorDict, frames: int) -> Metrics:
+        r"""Several epochs of minibatch steps on one batch.
+
+        With r(θ) = π_θ(a|s) / π_old(a|s) and Â from GAE(γ, λ) (Schulman et al. 2016, arXiv:1506.02438, eq. 16), each
+        minibatch descends
+
+            L = -E[min(r Â, clip(r, 1-ε, 1+ε) Â)] + c_v E[(V(s) - V_target)²] - c_e E[H(π)]      (eq. 7 and 9)
+
+        A terminal state is worth 0; a truncated episode and the end of the batch are worth V of the true last
+        observation; the λ-chain is cut wherever an episode ends. Rewards are divided by the running standard deviation
+        of the discounted return, without subtracting a mean.
+
+        Args:
+            batch: ``[num_envs, steps]``; read: observation, action, next reward / terminated / done / observation.
+            frames: frames of the run, this batch included.
+        """
+        config = self._config
+        learning_rate = self.optimizer.set_lr(frames - batch.numel(), self._budget)
+        self.loss.clip_epsilon.fill_(self._clip_epsilon(frames - batch.numel()))
+        data, metrics = self.prepare(batch)
+
+        rows: list[Tensor] = []
+        for _ in range(config.epochs):
+            first = len(rows)
+            for minibatch in self._buffer.epoch(data, config.minibatch_size):
+                gradient, row = self._gradient(*minibatch)
+                self.optimizer.step(gradient)
+                rows.append(row)
+            if config.target_kl is not None:
+                kl = torch.stack([row[STEP_METRICS.index("policy/approx_kl")] for row in rows[first:]]).mean()
+                if float(kl) > 1.5 * config.target_kl:
+                    break
+        self.counters.updates += len(rows)
+        metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
+        metrics["train/learning_rate"] = torch.tensor(learning_rate)
+        metrics["train/updates"] = torch.tensor(float(self.counters.updates))
+        metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
+        metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
+        return metrics
+
+    @torch.no_grad()
+    def prepare(self, batch: TensorDict) -> tuple[dict[str, Tensor], Metrics]:
+        """Advantages and value targets of a time-ordered batch, flattened to frames.
+
+        Returns:
+            ``features [N, F]``, ``action [N, …]``, ``log_prob [N]``, ``advantage [N, 1]``, ``target [N, 1]``,
+            ``value [N, 1]``, in the order :meth:`gradient` takes them; and the metrics of the batch.
+        """
+        config = self._config
+        num_envs, steps = batch.batch_size
+        reward, done, terminated = (batch["next", name] for name in ("reward", "done", "terminated"))
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward, done)
+
+        # One value pass: V of every observation, and of the observations that followed only where the next row is
+        # not the same state (an episode's end, the batch's end).
+        features = self.preprocessor(self.leaves(batch))
+        elsewhere = done.squeeze(-1).clone()
+        elsewhere[:, -1] = True
+        last = self.preprocessor({key: leaf[elsewhere] for key, leaf in self.leaves(batch, following=True).items()})
+        values = self.critic(torch.cat([features.flatten(0, 1), last]))
+        value = values[: num_envs * steps].view(num_envs, steps, 1)
+        next_value = torch.cat([value[:, 1:], torch.empty_like(value[:, :1])], 1)
+        next_value[elsewhere] = values[num_envs * steps :]
+
+        advantage, target = vec_generalized_advantage_estimate(
+            config.gamma, config.gae_lambda, value, next_value, reward, done, terminated
+        )
+        flat = features.flatten(0, 1)
+        action = batch["action"].flatten(0, 1)
+        distribution = self.actor.distribution(flat)
+        data = {
+            "features": flat,
+            "action": action,
+            "log_prob": distribution.log_prob(action),
+            "advantage": advantage.flatten(0, 1),
+            "target": target.flatten(0, 1),
+            "value": value.flatten(0, 1),
+        }
+        spread = target.var(correction=0)
+        metrics: Metrics = {
+            "policy/entropy": distribution.entropy().mean(),
+            "policy/actions": action,
+            "critic/value_target_mean": target.mean(),
+            "data/advantage_mean": advantage.mean(),
+            "data/advantage_std": advantage.std(correction=0),
+            "data/advantages": advantage,
+            "data/truncated_share": (done & ~terminated).float().sum() / done.float().sum().clamp_min(1),
+        }
+        if float(spread) > 0:
+            metrics["critic/explained_variance"] = 1 - (target - value).var(correction=0) / spread
+        return data, metrics
+
+    def gradient(
+        self, features: Tensor, action: Tensor, log_prob: Tensor, advantage: Tensor, target: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The clipped gradient of the loss on a minibatch, flat, and the row of :data:`STEP_METRICS`.
+
+        A pure function of its arguments and the parameters: it compiles into one graph.
+        """
+        minibatch = TensorDict(
+            {
+                "features": features,
+                "action": action,
+                "action_log_prob": log_prob,
+                "advantage": advantage,
+                "value_target": target,
+                "state_value": value,
+            },
+            [features.shape[0]],
+        )
+        losses = self.loss(minibatch)
+        total = losses["loss_objective"] + losses["loss_critic"]
+        if self._config.entropy_coeff > 0:
+            total = total + losses["loss_entropy"]
+        gradient = self.flat.gather(torch.autograd.grad(total, self.flat.parameters))
+        norm = gradient.norm()
+        if self._config.max_grad_norm is not None:
+            gradient = gradient * (self._config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        # KL(old || new) ≈ E[(r - 1) - log r], low in variance and never negative (Schulman 2020, "Approximating KL
+        # divergence"); TorchRL reports E[-log r] and E[r].
+        kl = losses["mean_ratio"] - 1 + losses["kl_approx"]
+        value_loss = losses["loss_critic"] / self._config.critic_coeff
+        row = torch.stack([total, value_loss, norm, kl, losses["clip_fraction"], losses["mean_ratio"]])
+        return gradient, row.detach()
+
+    def components(self) -> dict[str, Component]:
+        """Networks, statistics, moments, counters and generators."""
+        parts: dict[str, Component] = {
+            "policy": self.actor,
+            "critic": self.critic,
+            "normalizer": self.preprocessor.normalizers,
+            "optim": self.optimizer,
+            "counters": self.counters,
+            **self.extras,
+            "rng.minibatch": RandomState(self._minibatch_order),
+        }
+        if self.reward_scale is not None:
+            parts["reward_scale"] = self.reward_scale
+        return parts
+
+    def _clip_epsilon(self, frames: int) -> float:
+        epsilon = self._config.clip_epsilon
+        # TorchRL bounds log r by log(1 ± ε): a schedule that ends at 0 stays a hair above it.
+        return max(epsilon.at(frames, self._budget), 1e-6) if isinstance(epsilon, Anneal) else epsilon
+
+
+class CategoricalActor(nn.Module):
+    """Scores of discrete actions, π(a|s) = softmax(scores)."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def mode(self, features: Tensor) -> Tensor:
+        """Scores ``[N, n]``; the largest is the mode."""
+        return cast("Tensor", self.net(features))
+
+    def draw(self, shape: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
+        """Gumbel noise ``[*shape, size]``: the argmax of scores plus it is a sample (Gumbel 1954)."""
+        uniform = torch.rand(*shape, size, generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
+        return -(-uniform.log()).log()
+
+    def act(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Sampled actions ``[N]``."""
+        return cast("Tensor", (self.net(features) + noise).argmax(-1))
+
+    def distribution(self, features: Tensor) -> Distribution:
+        """π(·|s)."""
+        return Categorical(logits=self.net(features), validate_args=False)
+
+    def probabilistic(self) -> ProbabilisticTensorDictSequential:
+        """This actor as TorchRL's losses take it."""
+        return _probabilistic(self.net, ["logits"], Categorical)
+
+
+class GaussianActor(nn.Module):
+    """A diagonal Gaussian with a standard deviation that does not depend on the state."""
+
+    def __init__(self, net: nn.Module, size: int, initial_std: float) -> None:
+        super().__init__()
+        self.net = net
+        self.log_std = nn.Parameter(torch.full((size,), math.log(initial_std)))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, both ``[N, dimensions]``."""
+        mean = self.net(features)
+        return mean, self.log_std.exp().expand_as(mean)
+
+    def mode(self, features: Tensor) -> Tensor:
+        """The mean ``[N, dimensions]``."""
+        return cast("Tensor", self.net(features))
+
+    def draw(self, shape: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
+        """Standard normal noise ``[*shape, size]``."""
+        return torch.randn(*shape, size, generator=generator)
+
+    def act(self, features: Tensor, noise: Tensor) -> Tensor:
+        """Sampled actions ``[N, dimensions]``, unclipped."""
+        mean, std = self(features)
+        return cast("Tensor", mean + std * noise)
+
+    def distribution(self, features: Tensor) -> Distribution:
+        """π(·|s)."""
+        return cast("Distribution", IndependentNormal(*self(features), validate_args=False))
+
+    def probabilistic(self) -> ProbabilisticTensorDictSequential:
+        """This actor as TorchRL's losses take it."""
+        return _probabilistic(self, ["loc", "scale"], IndependentNormal)
+
+
+def _probabilistic(
+    module: nn.Module, keys: list[str], distribution: type[Distribution]
+) -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(module, in_keys=["features"], out_keys=keys),
+        ProbabilisticTensorDictModule(
+            in_keys=keys,
+            out_keys=["action"],
+            distribution_class=distribution,
+            distribution_kwargs={"validate_args": False},
+            return_log_prob=True,
+            log_prob_key="action_log_prob",
+        ),
+    )
+
+
+class _ClippedSurrogate(ClipPPOLoss):  # type: ignore[misc]
+    """TorchRL's loss, made to compile into one graph without random numbers.
+
+    While compiling, TorchRL adds a sampled estimate of the entropy in case the closed form is infinite; ours never is.
+    It also asks whether the value is clipped of a tensor, which a graph cannot branch on: here that is a plain number.
+    """
+
+    def __init__(self, *args: nn.Module, clip_value: float | None, **kwargs: object) -> None:
+        super().__init__(*args, clip_value=clip_value, **kwargs)
+        if clip_value is not None:
+            del self._buffers["clip_value"]
+            self.clip_value: float = clip_value
+
+    def _get_entropy(self, dist: Distribution, adv_shape: torch.Size) -> Tensor:
+        del adv_shape
+        return dist.entropy().unsqueeze(-1)
+
+
+class StochasticPolicy:
+    """The policy that PPO collects with: a sample from π, its noise drawn a batch at a time."""
+
+    def __init__(self, preprocessor: Preprocessor, actor: CategoricalActor | GaussianActor, run: Runtime) -> None:
+        self._preprocessor, self._actor = preprocessor, actor
+        self._size = run.actions.size
+        self._call = run.compiler(self._act)
+
+    def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Noise ``[steps, num_envs, size]``."""
+        del frames
+        return (self._actor.draw((steps, num_envs), self._size, generator),)
+
+    def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
+        """Sampled actions in policy units."""
+        return self._call(leaves, noise[0])
+
+    def _act(self, leaves: TensorLeaves, noise: Tensor) -> Tensor:
+        return self._actor.act(self._preprocessor(leaves), noise)
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the running standard deviation of the discounted return; no mean is subtracted.
+
+    R_t = γ R_{t-1} + r_t, set to 0 where an episode ends (Engstrom et al. 2020, arXiv:2005.12729). The statistics take
+    in a batch first, so that the very first one is scaled too.
+
+    Args:
+        num_envs: environments, each with a return of its own.
+        gamma: the discount factor that the algorithm learns with.
+        clip: largest absolute scaled reward.
+    """
+
+    returns: Tensor
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
+        super().__init__()
+        self.gamma, self.clip = gamma, clip
+        self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("var", torch.ones((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor, done: Tensor) -> Tensor:
+        """Scaled rewards ``[num_envs, steps, 1]``."""
+        rewards, ends = reward.squeeze(-1).double().cpu().numpy().T, done.squeeze(-1).cpu().numpy().T
+        running = self.returns.cpu().numpy().copy()
+        seen = torch.empty(rewards.shape, dtype=torch.float64)
+        rows = seen.numpy()
+        for t in range(len(rewards)):
+            running = running * self.gamma + rewards[t]
+            rows[t] = running
+            running[ends[t]] = 0.0
+        self.returns.copy_(torch.from_numpy(running))
+        added, mean, var = float(seen.numel()), float(seen.mean()), float(seen.var(correction=0))
+        total = float(self.count) + added
+        delta = mean - float(self.mean)
+        moment = float(self.var) * float(self.count) + var * added + delta**2 * float(self.count) * added / total
+        self.mean += delta * added / total
+        self.var.fill_(moment / total)
+        self.count.fill_(total)
+        scale = float(self.var + 1e-8) ** 0.5
+        return (reward / scale).clamp(-self.clip, self.clip)

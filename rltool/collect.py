@@ -1,0 +1,256 @@
+"""Batches of experience from a vectorised environment.
+
+The inner loop writes a flat mapping of leaves into preallocated arrays: no TensorDict a step, no device-to-host copy but
+the action. Only when the batch is full is it given TorchRL's keys and shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rltool.errors import NonFiniteError
+from rltool.spaces import Array, Key, LeafSpec, Leaves
+
+if TYPE_CHECKING:
+    from rltool.actions import ActionSpec
+
+TensorLeaves = dict[Key, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a vectorised environment answers to one step of all its environments.
+
+    Attributes:
+        observation: leaves ``[num_envs, *shape]``, already of the next episode where one ended.
+        reward: ``[num_envs]``.
+        terminated, truncated: ``[num_envs]`` booleans.
+        final: (index, leaves ``[*shape]``) of each environment whose episode ended: its true last observation.
+    """
+
+    observation: Leaves
+    reward: Array
+    terminated: Array
+    truncated: Array
+    final: Sequence[tuple[int, Leaves]]
+
+
+class Explorer(Protocol):
+    """A policy that collects: its random numbers are drawn a batch at a time and handed in step by step."""
+
+    def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Noise for a batch, on the CPU: tensors ``[steps, num_envs, …]``; ``frames`` is the counter at its start."""
+
+    def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
+        """Actions in policy units for one step: ``[num_envs]`` (discrete) or ``[num_envs, dimensions]``."""
+
+
+class Behaviour(Protocol):
+    """The part of an algorithm that a collector looks at, anew for each batch."""
+
+    @property
+    def explorer(self) -> Explorer:
+        """The policy to collect with."""
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Frames of the next batch."""
+
+    @property
+    def actions(self) -> ActionSpec:
+        """The action space in the units that the policy works in."""
+
+
+class VectorEnvironment(Protocol):
+    """What a collector steps: see :class:`rltool.envs.GymVectorEnv`."""
+
+    num_envs: int
+    leaves: tuple[LeafSpec, ...]
+
+    def reset(self) -> Leaves:
+        """Leaves ``[num_envs, *shape]`` of fresh episodes."""
+
+    def step(self, action: Array) -> Step:
+        """One step of every environment."""
+
+
+@dataclass
+class Episodes:
+    """Episodes that ended during a batch: raw (unscaled) undiscounted returns, lengths in frames."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+
+class Collector:
+    """Iterates over batches until ``total_frames`` frames were collected (the last batch is a whole one).
+
+    Args:
+        env: a vectorised environment that resets by itself.
+        behaviour: where the policy to collect with and the size of the next batch are read.
+        total_frames: the budget; negative for no end.
+        generator: the policy's random numbers, on the CPU.
+        device: where the policy lives and the batches go.
+        frames: frames collected by earlier sessions of the run.
+
+    Yields:
+        A TensorDict ``[num_envs, steps]`` with TorchRL's keys: the observation's leaves, ``action`` in policy units,
+        and under ``next`` the leaves of the *true* next observation, ``reward``, ``terminated``, ``truncated``,
+        ``done`` (``[num_envs, steps, 1]``).
+
+    Raises:
+        NonFiniteError: an observation, action or reward of the batch is NaN or infinite; the first one is named.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnvironment,
+        behaviour: Behaviour,
+        *,
+        total_frames: int,
+        generator: torch.Generator,
+        device: torch.device,
+        frames: int = 0,
+    ) -> None:
+        self._env = env
+        self._behaviour = behaviour
+        self._generator = generator
+        self._device = device
+        self.total_frames = total_frames
+        self.frames = frames
+        self.episodes = Episodes()
+        self._return = np.zeros(env.num_envs)
+        self._length = np.zeros(env.num_envs, np.int64)
+        self._current: Leaves | None = None
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        while self.total_frames < 0 or self.frames < self.total_frames:
+            yield self.collect()
+
+    def collect(self) -> TensorDict:
+        """The next batch; ``episodes`` then holds those that ended in it."""
+        env, device, actions = self._env, self._device, self._behaviour.actions
+        num_envs, explorer = env.num_envs, self._behaviour.explorer
+        steps = -(-self._behaviour.frames_per_batch // num_envs)
+        observed = {spec.key: np.empty((steps + 1, num_envs, *spec.shape), spec.dtype) for spec in env.leaves}
+        views = {key: torch.from_numpy(array) for key, array in observed.items()}
+        taken = (
+            torch.empty((steps, num_envs), dtype=torch.int64)
+            if actions.kind == "discrete"
+            else torch.empty((steps, num_envs, actions.size))
+        )
+        chosen = taken.numpy()
+        reward = np.empty((steps, num_envs), np.float32)
+        terminated, truncated = np.empty((steps, num_envs), np.bool_), np.empty((steps, num_envs), np.bool_)
+        finals: list[tuple[int, int, Leaves]] = []
+
+        noise = tuple(part.to(device) for part in explorer.draw(steps, num_envs, self.frames, self._generator))
+        if self._current is None:
+            self._current = env.reset()
+        for key, array in self._current.items():
+            observed[key][0] = array
+        on_host = device.type == "cpu"
+        with torch.no_grad():
+            for t in range(steps):
+                leaves = {key: view[t] if on_host else view[t].to(device) for key, view in views.items()}
+                taken[t] = explorer(leaves, tuple(part[t] for part in noise))
+                step = env.step(actions.to_env(chosen[t]))
+                reward[t], terminated[t], truncated[t] = step.reward, step.terminated, step.truncated
+                for key, array in step.observation.items():
+                    observed[key][t + 1] = array
+                for index, final in step.final:
+                    finals.append((t, index, final))
+        self._current = {key: array[steps].copy() for key, array in observed.items()}
+
+        following = {key: view[1:].clone() for key, view in views.items()}
+        for t, index, final in finals:
+            for key, array in final.items():
+                following[key][t, index] = torch.as_tensor(array)
+        self._check_finite(observed, following, chosen, reward)
+        self._count(reward, terminated | truncated)
+        self.frames += steps * num_envs
+        return self._batch(
+            {key: view[:-1] for key, view in views.items()}, following, taken, reward, terminated, truncated
+        )
+
+    def _batch(
+        self,
+        observation: Mapping[Key, Tensor],
+        following: Mapping[Key, Tensor],
+        action: Tensor,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+    ) -> TensorDict:
+        steps, num_envs = reward.shape
+        batch = TensorDict({}, [steps, num_envs])
+        for key, value in observation.items():
+            batch.set(key, value)
+        batch.set("action", action)
+        ends = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        for name, array in {"reward": reward, **ends}.items():
+            batch.set(("next", name), torch.from_numpy(array).unsqueeze(-1))
+        for key, value in following.items():
+            batch.set(("next", *key), value)
+        return batch.to(self._device).transpose(0, 1)
+
+    def _count(self, reward: Array, done: Array) -> None:
+        """Adds the batch to the running returns; float64, so that long episodes keep their digits."""
+        self.episodes = Episodes()
+        if not done.any():
+            self._return += reward.sum(0, dtype=np.float64)
+            self._length += len(reward)
+            return
+        for index in range(reward.shape[1]):
+            begin = 0
+            for end in np.flatnonzero(done[:, index]):
+                self.episodes.returns.append(
+                    float(self._return[index] + reward[begin : end + 1, index].sum(dtype=np.float64))
+                )
+                self.episodes.lengths.append(int(self._length[index]) + int(end) + 1 - begin)
+                self._return[index], self._length[index] = 0.0, 0
+                begin = int(end) + 1
+            self._return[index] += reward[begin:, index].sum(dtype=np.float64)
+            self._length[index] += len(reward) - begin
+
+    def _check_finite(
+        self, observed: Mapping[Key, Array], following: Mapping[Key, Tensor], action: Array, reward: Array
+    ) -> None:
+        arrays: list[tuple[str, Array]] = [("action", action), ("reward", reward)]
+        arrays += [(".".join(key), array) for key, array in observed.items()]
+        arrays += [(".".join(key) + " (last of an episode)", value.numpy()) for key, value in following.items()]
+        for name, array in arrays:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                where = np.argwhere(~np.isfinite(array))[0]
+                frame = self.frames + int(where[0]) * reward.shape[1]
+                raise NonFiniteError(
+                    f"{name} of environment {int(where[1])} is {array[tuple(where)]} at frame {frame}. "
+                    f"Nothing was learned from this batch; mend the environment, or look at its inputs"
+                )
+
+    def shutdown(self) -> None:
+        """Does nothing: the environment belongs to whoever built it. (TorchRL's collectors have this method.)"""
+
+
+class RandomExplorer:
+    """Random actions, the same whatever is observed."""
+
+    def __init__(self, actions: ActionSpec) -> None:
+        self._actions = actions
+
+    def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The actions themselves."""
+        del frames
+        return (self._actions.random(steps * num_envs, generator).unflatten(0, (steps, num_envs)),)
+
+    def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
+        """The drawn action."""
+        del leaves
+        return noise[0]

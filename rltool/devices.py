@@ -1,0 +1,40 @@
+"""Where a run computes, and the libraries' own noise."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+import torch
+
+from rltool.errors import ConfigError, Problem
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to a device that is there.
+
+    Raises:
+        ConfigError: CUDA was asked for by name and there is none, or fewer devices than that.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (count == 0 or (device.index or 0) >= count):
+        found = f"this machine has {count} CUDA devices" if count else "torch finds no CUDA device"
+        raise ConfigError(Problem("device", f"{name} was asked for, but {found}", "Use device=cpu or device=auto"))
+    return device
+
+
+def describe_device(device: torch.device, asked: str) -> str:
+    """The device in words, and that ``auto`` chose it."""
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    return f"{name}, chosen by device=auto" if asked == "auto" else name
+
+
+def quieten_libraries() -> None:
+    """Turns off messages of the libraries that tell a user of rltool nothing he could act on."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules.*", category=FutureWarning)

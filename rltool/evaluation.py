@@ -1,0 +1,288 @@
+"""Evaluation: episodes fixed beforehand, statistics frozen, training's random numbers untouched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from rltool.actions import action_spec
+from rltool.envs import single_env
+from rltool.errors import ConfigError, Problem
+from rltool.seeding import Stream, generator, seeds, untouched_world
+from rltool.spaces import flatten, leaf_specs
+
+if TYPE_CHECKING:
+    from rltool.actions import ActionSpec
+    from rltool.checkpoint import Header
+    from rltool.collect import Explorer, TensorLeaves
+    from rltool.schema import EnvConfig, EvalRunConfig
+    from rltool.spaces import LeafSpec
+
+BOOTSTRAP_RESAMPLES = 10_000
+
+
+class Actor(Protocol):
+    """What is evaluated: an algorithm, or a policy loaded from a file."""
+
+    @property
+    def actions(self) -> ActionSpec:
+        """Units of action."""
+
+    @property
+    def sampler(self) -> Explorer:
+        """The policy that explores."""
+
+    def policy(self, leaves: TensorLeaves, /) -> torch.Tensor:
+        """The deterministic policy."""
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What the episodes of an evaluation say.
+
+    Attributes:
+        mean, std, median, min, max: of the undiscounted, unscaled returns (std with n-1).
+        iqm: mean of the middle half (Agarwal et al. 2021, arXiv:2108.13264).
+        ci_low, ci_high: 95 % percentile bootstrap interval of the mean over episodes.
+        success_rate: share of episodes at or above ``threshold``; None where the environment has none.
+        cut: episodes that had not ended after ``max_steps`` steps.
+        returns, lengths: of each episode, in the order of their seeds.
+    """
+
+    mean: float
+    std: float
+    median: float
+    iqm: float
+    min: float
+    max: float
+    ci_low: float
+    ci_high: float
+    success_rate: float | None
+    threshold: float | None
+    episodes: int
+    cut: int
+    max_steps: int
+    deterministic: bool
+    seed: int
+    env: str
+    checkpoint: str | None
+    returns: list[float]
+    lengths: list[int]
+
+    def to_json(self) -> dict[str, object]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Mean of what is left after a quarter of the values is cut off at each end (rounded down)."""
+    ordered = np.sort(np.asarray(values, np.float64))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean (Efron 1979), the same for the same values."""
+    array = np.asarray(values, np.float64)
+    if len(array) == 1 or array.min() == array.max():
+        return float(array.min()), float(array.max())
+    draws = np.random.default_rng(seed).integers(len(array), size=(BOOTSTRAP_RESAMPLES, len(array)))
+    low, high = np.quantile(array[draws].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+class Evaluator:
+    """Environments for evaluation, kept open between evaluations.
+
+    Args:
+        config: the env node; ``num_envs`` of it is replaced.
+        num_envs: episodes run side by side.
+        device: where the policy lives.
+        render: open a window.
+    """
+
+    def __init__(self, config: EnvConfig, *, num_envs: int, device: torch.device, render: bool = False) -> None:
+        with untouched_world():
+            self._envs = [
+                single_env(config, index, "human" if render else None) for index in range(1 if render else num_envs)
+            ]
+        first = self._envs[0]
+        self.id = first.spec.id if first.spec is not None else str(getattr(config, "id", config.kind))
+        self.threshold = first.spec.reward_threshold if first.spec is not None else None
+        self.observation_space: gymnasium.Space[object] = first.observation_space
+        self.action_space: gymnasium.Space[object] = first.action_space
+        self.leaves = leaf_specs(self.observation_space, self.id)
+        self.actions = action_spec(self.action_space, self.id)
+        self._device = device
+
+    def __call__(
+        self,
+        actor: Actor,
+        *,
+        episodes: int,
+        seed: int,
+        max_steps: int,
+        deterministic: bool = True,
+        streams: tuple[Stream, Stream] = (Stream.EVAL_ENV, Stream.EVAL_POLICY),
+        frames: int = 0,
+        checkpoint: str | None = None,
+    ) -> EvalReport:
+        """Runs ``episodes`` episodes; the i-th starts at the i-th seed of the stream, whichever environment runs it.
+
+        Args:
+            actor: what is evaluated.
+            episodes, seed: how many, and from which seed.
+            max_steps: an episode that has not ended by then is cut and counted in ``cut``.
+            deterministic: the policy's mode, or samples of it.
+            streams: random streams of environments and of sampling.
+            frames: frame counter of the policy (an ε schedule samples as it stands there).
+            checkpoint: recorded in the report.
+        """
+        starts = seeds(seed, streams[0], episodes)
+        with untouched_world(), torch.no_grad():
+            returns, lengths, cut = self._run(
+                actor, starts, max_steps, deterministic, generator(seed, streams[1]), frames
+            )
+        low, high = bootstrap_interval(returns)
+        array = np.asarray(returns)
+        return EvalReport(
+            mean=float(array.mean()),
+            std=float(array.std(ddof=1)) if len(array) > 1 else 0.0,
+            median=float(np.median(array)),
+            iqm=interquartile_mean(returns),
+            min=float(array.min()),
+            max=float(array.max()),
+            ci_low=low,
+            ci_high=high,
+            success_rate=None if self.threshold is None else float((array >= self.threshold).mean()),
+            threshold=self.threshold,
+            episodes=episodes,
+            cut=cut,
+            max_steps=max_steps,
+            deterministic=deterministic,
+            seed=seed,
+            env=self.id,
+            checkpoint=checkpoint,
+            returns=returns,
+            lengths=lengths,
+        )
+
+    def _run(
+        self, actor: Actor, starts: list[int], max_steps: int, deterministic: bool, noise: torch.Generator, frames: int
+    ) -> tuple[list[float], list[int], int]:
+        slots = min(len(self._envs), len(starts))
+        returns, lengths, cut = [0.0] * len(starts), [0] * len(starts), 0
+        observed = {spec.key: np.zeros((slots, *spec.shape), spec.dtype) for spec in self.leaves}
+        running: dict[int, int] = {}  # slot -> episode
+        waiting = iter(range(len(starts)))
+
+        def begin(slot: int) -> None:
+            episode = next(waiting, None)
+            if episode is None:
+                running.pop(slot, None)
+                return
+            observation, _ = self._envs[slot].reset(seed=starts[episode])
+            running[slot] = episode
+            for key, array in flatten(observation, self.leaves).items():
+                observed[key][slot] = array
+
+        for slot in range(slots):
+            begin(slot)
+        while running:
+            leaves = {key: torch.from_numpy(array).to(self._device) for key, array in observed.items()}
+            if deterministic:
+                chosen = actor.policy(leaves)
+            else:
+                drawn = actor.sampler.draw(1, slots, frames, noise)
+                chosen = actor.sampler(leaves, tuple(part[0].to(self._device) for part in drawn))
+            actions = actor.actions.to_env(chosen.cpu().numpy())
+            for slot, episode in list(running.items()):
+                observation, reward, terminated, truncated, _ = self._envs[slot].step(actions[slot])
+                returns[episode] += float(reward)
+                lengths[episode] += 1
+                over = lengths[episode] >= max_steps
+                if terminated or truncated or over:
+                    cut += int(over and not (terminated or truncated))
+                    begin(slot)
+                else:
+                    for key, array in flatten(observation, self.leaves).items():
+                        observed[key][slot] = array
+        return returns, lengths, cut
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self._envs:
+            env.close()
+
+
+def _in_words(spec: tuple[LeafSpec, ...] | ActionSpec) -> str:
+    return ", ".join(map(str, spec)) if isinstance(spec, tuple) else str(spec)
+
+
+def check_spaces(header: Header, evaluator: Evaluator, warn: Callable[[str], None]) -> None:
+    """A policy acts only in spaces of the kind that it was trained on.
+
+    Raises:
+        ConfigError: observation or action space differ; names both.
+    """
+    trained = header.state.env
+    pairs: list[tuple[str, tuple[LeafSpec, ...] | ActionSpec, tuple[LeafSpec, ...] | ActionSpec]] = [
+        ("observations", header.leaves, evaluator.leaves),
+        ("actions", replace(header.actions, squash="clip"), evaluator.actions),
+    ]
+    for what, expected, found in pairs:
+        if expected != found:
+            raise ConfigError(
+                Problem(
+                    "env",
+                    f"this {header.config['algo']['kind']} policy was trained on {trained} with {what} {_in_words(expected)}; "  # type: ignore[index, call-overload]
+                    f"{evaluator.id} has {_in_words(found)}",
+                    "Evaluate it on the environment it was trained on",
+                )
+            )
+    if trained != evaluator.id:
+        warn(f"the policy was trained on {trained} and is evaluated on {evaluator.id}; their spaces agree")
+
+
+def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
+    """Evaluates a checkpoint on fresh episodes, from the one file alone.
+
+    Raises:
+        CheckpointError: the file is missing or broken.
+        ConfigError: the environment has other spaces than the one the policy was trained on, or cannot be made.
+    """
+    from pathlib import Path
+
+    from rltool.config import load_node
+    from rltool.devices import resolve_device
+    from rltool.policy import LoadedPolicy
+
+    device = resolve_device(config.device)
+    loaded = LoadedPolicy(Path(config.checkpoint), device=str(device))
+    node = dict(loaded.env_node)
+    for key, value in config.env.items():
+        node[key] = {**node[key], **value} if isinstance(value, dict) and isinstance(node.get(key), dict) else value  # type: ignore[dict-item]
+    env_config = load_node("env", node)
+    max_steps = config.max_steps if config.max_steps is not None else loaded.max_steps
+    evaluator = Evaluator(env_config, num_envs=config.num_envs, device=device, render=config.render)  # type: ignore[arg-type]
+    try:
+        check_spaces(loaded.header, evaluator, lambda text: print(f"warning: {text}", file=sys.stderr))
+        return evaluator(
+            loaded.algorithm,
+            episodes=config.episodes,
+            seed=config.seed,
+            max_steps=max_steps,
+            deterministic=config.deterministic,
+            # Never an episode that training or its evaluations have seen.
+            streams=(Stream.TEST_ENV, Stream.TEST_POLICY),
+            frames=loaded.header.frames,
+            checkpoint=str(loaded.header.path),
+        )
+    finally:
+        evaluator.close()

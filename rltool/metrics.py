@@ -1,0 +1,502 @@
+"""What is measured: the metrics of an interval gathered on the device, and the one table that explains every name.
+
+``python -m rltool.metrics`` writes the table to docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Metrics = dict[str, Tensor]
+"""Name -> detached tensor, still on the device: 0-d is a scalar, 1-d and more a histogram."""
+
+Histogram = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: the tag; ``<…>`` stands for any text.
+        meaning: what the number is.
+        unit: its unit; "1" where it has none.
+        healthy: what a run that learns shows.
+        remedy: what to change when it looks otherwise.
+        histogram: a distribution, not a number.
+        last: the newest value counts, not the mean of the interval.
+    """
+
+    name: str
+    meaning: str
+    unit: str
+    healthy: str
+    remedy: str
+    histogram: bool = False
+    last: bool = False
+
+    def covers(self, name: str) -> bool:
+        """True where ``name`` is this metric, or matches its ``<…>``."""
+        pattern = re.sub(r"<[a-z]+>", ".+", re.escape(self.name).replace(r"\<", "<").replace(r"\>", ">"))
+        return re.fullmatch(pattern, name) is not None
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "episode/return",
+        "mean raw return (sum of rewards, not scaled or clipped) of the training episodes that finished in the interval; "
+        "absent where none did",
+        "reward",
+        "rises, then levels off; noisy, and below eval/return_mean while the policy explores",
+        "flat from the start: check the reward, raise optim.lr or exploration; rises and collapses: lower optim.lr",
+    ),
+    Metric(
+        "episode/length",
+        "mean length of the same episodes",
+        "steps",
+        "depends on the task: grows where surviving pays, shrinks where a goal ends the episode",
+        "all equal to the time limit and no reward: the task may be unreachable by random exploration",
+    ),
+    Metric(
+        "episode/finished",
+        "training episodes finished since the start of the run",
+        "episodes",
+        "grows steadily",
+        "0 for long: episodes never end; set env.max_episode_steps",
+        last=True,
+    ),
+    Metric(
+        "eval/return_mean",
+        "mean return of the evaluation episodes, on environments of their own with frozen statistics",
+        "reward",
+        "rises towards the task's threshold; this is the number to quote",
+        "far below episode/return: with PPO the mean action may be worse than sampling, train longer or lower the entropy bonus",
+    ),
+    Metric(
+        "eval/return_std",
+        "standard deviation of the return between evaluation episodes",
+        "reward",
+        "shrinks as the policy becomes reliable",
+        "large at a good mean: some start states fail; train longer, or raise eval.episodes for a surer mean",
+    ),
+    Metric(
+        "eval/best_return_mean",
+        "the best eval/return_mean of the run, that of best.ckpt (only as a final value)",
+        "reward",
+        "at the task's threshold or above",
+        "best.ckpt was chosen by this number, so it flatters: quote `rltool eval` on fresh episodes",
+        last=True,
+    ),
+    Metric(
+        "eval/return_<statistic>",
+        "another statistic of the same returns: min, max",
+        "reward",
+        "min close to the mean: no start state fails",
+        "a wide interval: raise eval.episodes",
+    ),
+    Metric(
+        "eval/length_<statistic>",
+        "length of the evaluation episodes",
+        "steps",
+        "as episode/length",
+        "equal to eval.max_steps: episodes were cut; raise it if they should have ended by themselves",
+    ),
+    Metric(
+        "eval/success_rate",
+        "share of evaluation episodes whose return reached the environment's threshold; absent where it has none",
+        "share, 0 to 1",
+        "towards 1",
+        "as eval/return_mean",
+    ),
+    Metric(
+        "policy/entropy",
+        "entropy of the action distribution, mean over the states of the batch",
+        "nats",
+        "falls slowly; for continuous actions it may be negative",
+        "near its minimum early: raise algo.entropy_coeff or lower optim.lr; does not fall: lower algo.entropy_coeff, raise optim.lr",
+    ),
+    Metric(
+        "policy/ratio_mean",
+        "mean probability ratio of the new to the old policy on the actions taken",
+        "1",
+        "0.95 to 1.05",
+        "away from 1: lower optim.lr or algo.epochs",
+    ),
+    Metric(
+        "policy/approx_kl",
+        "estimate of KL(old || new) of an update, mean of (r - 1) - log r (Schulman 2020)",
+        "nats",
+        "0.002 to 0.02",
+        "above 0.05: lower optim.lr or algo.epochs, or set algo.target_kl; below 0.001: raise optim.lr",
+    ),
+    Metric(
+        "policy/epsilon",
+        "share of random actions (DQN)",
+        "share, 0 to 1",
+        "falls by its schedule",
+        "return grows only once it is low: shorten algo.epsilon.frames; stuck: lengthen it",
+        last=True,
+    ),
+    Metric(
+        "policy/actions",
+        "the policy's own actions in the last batch (before clipping to the bounds)",
+        "action",
+        "uses the whole range at first, then settles",
+        "all at the bounds: lower algo.initial_std or use algo.squash=tanh; one action only: more exploration",
+        histogram=True,
+    ),
+    Metric(
+        "critic/value_loss",
+        "loss of the value estimate",
+        "reward², or scaled reward² with algo.scale_reward",
+        "falls or follows the growth of the return",
+        "grows without end: lower optim.lr, set algo.scale_reward=true, lower algo.gamma",
+    ),
+    Metric(
+        "critic/value_target_mean",
+        "mean of what the value estimate is trained towards (PPO: advantage + value; DQN: r + γ·max Q)",
+        "reward, or scaled reward",
+        "grows with the return and settles",
+        "runs away: DQN: algo.double=true, larger algo.target_interval; check that the return is bounded",
+    ),
+    Metric(
+        "critic/explained_variance",
+        "1 - Var(target - value) / Var(target) on the batch, before its update",
+        "1 at most",
+        "rises to 0.5 to 1",
+        "near 0 or negative for long: larger network, algo.normalize_observation=true, more algo.epochs",
+    ),
+    Metric(
+        "critic/q_value_mean",
+        "mean over a minibatch of the largest Q value of each state (DQN)",
+        "reward",
+        "rises with the return, at most the return that can be reached, discounted",
+        "far above it: algo.double=true, lower optim.lr, larger algo.target_interval",
+    ),
+    Metric(
+        "critic/q_values",
+        "Q values of all actions in the last minibatch (DQN)",
+        "reward",
+        "within the returns that can be reached",
+        "runs away: algo.double=true, lower optim.lr, larger algo.target_interval",
+        histogram=True,
+    ),
+    Metric(
+        "critic/td_errors",
+        "absolute TD errors of the last minibatch (DQN)",
+        "reward",
+        "small beside the Q values, few outliers",
+        "heavy tails: algo.loss_function=smooth_l1, algo.max_grad_norm=10; check the reward scale",
+        histogram=True,
+    ),
+    Metric(
+        "data/advantage_mean",
+        "mean advantage of the batch, before normalisation",
+        "scaled reward",
+        "around 0",
+        "far from 0 for long: the value estimate lags; see critic/explained_variance",
+    ),
+    Metric(
+        "data/advantage_std",
+        "standard deviation of the advantages of the batch, before normalisation",
+        "scaled reward",
+        "steady",
+        "near 0: no action matters, the reward may be constant; explodes: algo.scale_reward=true",
+    ),
+    Metric(
+        "data/advantages",
+        "advantages of the batch, before normalisation",
+        "scaled reward",
+        "both signs, few outliers",
+        "single spikes: check the environment for rare huge rewards",
+        histogram=True,
+    ),
+    Metric(
+        "data/truncated_share",
+        "share of the ended episodes of the batch that a time limit cut (these bootstrap; a terminated one does not); 0 where none ended",
+        "share, 0 to 1",
+        "0 or 1 by the task: 1 where only time ends an episode or the policy survives",
+        "0 where you expect time limits: the environment reports them as terminated; 1 where it should end: raise the limit",
+    ),
+    Metric(
+        "train/loss",
+        "the loss that the optimiser minimises, mean over all updates of the interval",
+        "1",
+        "finite; its size says little by itself, as the targets move",
+        "grows without end: lower optim.lr, set algo.max_grad_norm",
+    ),
+    Metric(
+        "train/grad_norm",
+        "global gradient norm before clipping, mean over all updates of the interval",
+        "1",
+        "around algo.max_grad_norm or below",
+        "always far above it: lower optim.lr or scale the reward; 0: nothing is learned, check the loss",
+    ),
+    Metric(
+        "train/clip_fraction",
+        "share of samples whose probability ratio was outside the clip range (PPO)",
+        "share, 0 to 1",
+        "0.05 to 0.25",
+        "above 0.3: lower optim.lr or algo.epochs; 0: raise optim.lr",
+    ),
+    Metric(
+        "train/learning_rate",
+        "learning rate at the end of the interval",
+        "1",
+        "constant or falling by optim.schedule",
+        "a schedule that reaches 0 early: see optim.schedule and total_frames",
+        last=True,
+    ),
+    Metric(
+        "train/updates",
+        "gradient steps since the start of the run",
+        "steps",
+        "grows steadily",
+        "0: DQN is still filling algo.learning_starts",
+        last=True,
+    ),
+    Metric(
+        "time/frames_per_second",
+        "frames a second over the interval, everything included, in this process",
+        "frames/s",
+        "steady after the first intervals (compilation)",
+        "see the two shares: collecting: env.num_envs, env.backend; updating: larger minibatches, compile, device",
+    ),
+    Metric(
+        "time/collect_share",
+        "share of the interval's wall time spent collecting experience",
+        "share, 0 to 1",
+        "depends on the environment",
+        "near 1: raise env.num_envs, or env.backend=async for a slow environment; threads=1",
+    ),
+    Metric(
+        "time/update_share",
+        "share of the interval's wall time spent in gradient steps",
+        "share, 0 to 1",
+        "what collecting and evaluating leave",
+        "near 1: larger algo.minibatch_size, fewer algo.epochs, a smaller network, compile=true",
+    ),
+    Metric(
+        "time/<part>_share",
+        "share of the interval's wall time spent in another part of the loop: evaluate, log, save",
+        "share, 0 to 1",
+        "below 0.1",
+        "higher: raise eval.interval, logging.interval, logging.histogram_interval or save.interval; lower eval.episodes",
+    ),
+    Metric(
+        "time/seconds",
+        "wall time of the run (only as a final value)",
+        "s",
+        "",
+        "",
+        last=True,
+    ),
+    Metric(
+        "time/wall",
+        "when the point was written (metrics.jsonl and metrics.csv only)",
+        "seconds since 1970, UTC",
+        "grows",
+        "",
+        last=True,
+    ),
+    Metric(
+        "params/<layer>",
+        "weights or biases of a layer",
+        "1",
+        "spreads slowly from its initialisation",
+        "runs away: lower optim.lr, add weight decay (optim=adamw); does not move: the layer gets no gradient",
+        histogram=True,
+    ),
+    Metric(
+        "grads/<layer>",
+        "gradient of a layer at the last update, before clipping",
+        "1",
+        "centred on 0, similar size in all layers",
+        "0 in a layer: dead units, try network.activation=tanh; huge: lower algo.max_grad_norm or optim.lr",
+        histogram=True,
+    ),
+    Metric(
+        "<histogram>/nonfinite",
+        "values of a histogram that were NaN, infinite or beyond float32; written once there has been one",
+        "values",
+        "absent or 0",
+        "more: find the tag that turned first; lower optim.lr, check rewards and observations",
+        last=True,
+    ),
+    Metric(
+        "final/<name>",
+        "value of a metric at the end of the run, beside the hyper-parameters in TensorBoard's HPARAMS tab",
+        "as <name>",
+        "",
+        "",
+        last=True,
+    ),
+)
+
+_BLOCK = 256
+_LAST = frozenset(metric.name for metric in METRICS if metric.last)
+
+
+def describe(name: str) -> Metric | None:
+    """The row of the table that explains a metric name, None where there is none (a plugin's own)."""
+    exact = [metric for metric in METRICS if metric.name == name]
+    return next(iter(exact + [metric for metric in METRICS if metric.covers(name)]), None)
+
+
+def due(before: int, after: int, interval: int | None) -> bool:
+    """True where the frame counter went from ``before`` to ``after`` over a multiple of ``interval`` (None: never)."""
+    return interval is not None and after // interval > before // interval
+
+
+class Meter:
+    """Gathers metrics between two logging points without waiting for the device.
+
+    Args:
+        finished: episodes finished before this process (a resumed run's).
+    """
+
+    def __init__(self, finished: int = 0) -> None:
+        self.finished = finished
+        self._pending: dict[str, list[Tensor]] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._histograms: Metrics = {}
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+
+    def add(self, metrics: Metrics) -> None:
+        """Take in what an update returned: scalars are summed where they are, of histograms the last one is kept.
+
+        Args:
+            metrics: name -> tensor, kept by reference; [] a scalar, [n, …] a histogram.
+        """
+        for name, value in metrics.items():
+            if value.ndim > 0:
+                self._histograms[name] = value
+            elif name in _LAST:
+                self._pending[name] = [value]
+            else:
+                # An addition a call would cost DQN, which updates every few frames, a twentieth of its time.
+                pending = self._pending.setdefault(name, [])
+                pending.append(value)
+                if len(pending) == _BLOCK:
+                    self._sum(name)
+
+    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Take in finished training episodes.
+
+        Args:
+            returns: raw return of each.
+            lengths: steps of each.
+        """
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+        self.finished += len(returns)
+
+    def flush(self, histograms: bool) -> tuple[dict[str, float], dict[str, Histogram]]:
+        """The means since the last flush, and the last histograms where asked for; then starts a new interval.
+
+        A metric that nothing was added to is absent, never NaN; ``episode/finished`` is always there.
+
+        Args:
+            histograms: also return the histograms; otherwise they wait for a flush that asks.
+
+        Returns:
+            Scalars by name, and arrays by name that share no memory with the tensors.
+        """
+        for name in list(self._pending):
+            self._sum(name)
+        scalars = {name: total / self._counts[name] for name, total in _to_host(self._totals).items()}
+        if self._returns:
+            scalars["episode/return"] = sum(self._returns) / len(self._returns)
+            scalars["episode/length"] = sum(self._lengths) / len(self._lengths)
+        scalars["episode/finished"] = float(self.finished)
+        arrays: dict[str, Histogram] = {}
+        if histograms:
+            arrays = {name: _array(tensor) for name, tensor in self._histograms.items()}
+            self._histograms = {}
+        self._totals, self._counts = {}, {}
+        self._returns, self._lengths = [], []
+        return scalars, arrays
+
+    def _sum(self, name: str) -> None:
+        """Add what waits under a name to its total, in float64, so that counters and long sums stay exact."""
+        pending = self._pending.pop(name)
+        total = torch.stack(pending).detach().double().sum()
+        self._totals[name] = self._totals[name] + total if name in self._totals else total
+        self._counts[name] = self._counts.get(name, 0) + len(pending)
+
+
+def _to_host(totals: Metrics) -> dict[str, float]:
+    """The numbers of 0-d tensors by name, in one copy a device."""
+    devices = {tensor.device for tensor in totals.values()}
+    numbers: dict[str, float] = {}
+    for device in devices:
+        names = [name for name, tensor in totals.items() if tensor.device == device]
+        numbers.update(zip(names, torch.stack([totals[name] for name in names]).tolist(), strict=True))
+    return {name: numbers[name] for name in totals}
+
+
+def _array(tensor: Tensor) -> Histogram:
+    """A copy on the host; bfloat16, which NumPy lacks, becomes float32."""
+    tensor = tensor.detach().cpu()
+    return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+
+
+def document(metrics: Iterable[Metric] = METRICS) -> str:
+    """The table as Markdown: the whole text of docs/metrics.md."""
+
+    def rows(metrics: Iterable[Metric]) -> list[str]:
+        head = ["| name | meaning | unit | healthy | when it is not |", "|---|---|---|---|---|"]
+        return head + [
+            f"| `{row.name}` | {row.meaning} | {row.unit} | {row.healthy} | {row.remedy} |".replace("||", "\\|\\|")
+            for row in metrics
+        ]
+
+    metrics = list(metrics)
+    last = ", ".join(f"`{row.name}`" for row in metrics if row.last)
+    lines = [
+        "# Metrics",
+        "",
+        "The x axis of every curve is frames: one frame is one step of one environment. A scalar is the mean over everything",
+        "that happened since the last point (all gradient steps, not the last one), except for those that show the newest value:",
+        f"{last}.",
+        "A metric that does not exist for an algorithm or in an interval is absent, never NaN or 0.",
+        "",
+        "They are in the TensorBoard events and, a line a point, in `metrics.jsonl`; a number that is not finite is `null` there.",
+        "What is healthy is a rule of thumb for the usual tasks, not a law.",
+        "",
+        "This file is written by `python -m rltool.metrics` from the table in `rltool/metrics.py`.",
+        "",
+        "## Scalars",
+        "",
+        *rows(row for row in metrics if not row.histogram),
+        "",
+        "## Histograms",
+        "",
+        "Written every `logging.histogram_interval` frames, TensorBoard only.",
+        "",
+        *rows(row for row in metrics if row.histogram),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the table to the file named in ``arguments``, docs/metrics.md beside the package by default."""
+    target = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+    target.write_text(document(), encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

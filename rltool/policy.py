@@ -1,0 +1,142 @@
+"""A trained policy as a function: observation in, action out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltool import checkpoint
+from rltool.algos.base import Algorithm, Runtime
+from rltool.compiling import Compiler
+from rltool.config import load_node
+from rltool.devices import quieten_libraries, resolve_device
+from rltool.errors import CheckpointError
+from rltool.spaces import Array, flatten
+
+if TYPE_CHECKING:
+    from rltool.schema import AlgoConfig, BufferConfig, NetworkConfig, OptimConfig
+
+Observation = Array | Tensor | float | tuple[object, ...] | Mapping[str, object]
+
+
+class LoadedPolicy:
+    """The policy of a checkpoint with its normaliser and its units of action, rebuilt from the one file.
+
+    Args:
+        path: a checkpoint, or a run directory (its newest one).
+        device: where it computes.
+
+    Attributes:
+        header: what the checkpoint says besides tensors.
+        algorithm: the algorithm it was rebuilt into.
+
+    Raises:
+        CheckpointError: the file is missing, broken, or not rltool's.
+        ConfigError: the device is not there.
+    """
+
+    def __init__(self, path: str | Path, *, device: str = "cpu") -> None:
+        quieten_libraries()
+        self.header = checkpoint.read_header(Path(path))
+        self._device = resolve_device(device)
+        config = self.header.config
+        nodes = {
+            group: load_node(group, cast("dict[str, object]", config[group])) for group in ("algo", "network", "optim")
+        }
+        # Acting needs no experience: a replay buffer of one row stands in for the one that training had.
+        buffer = dict(cast("dict[str, object]", config["buffer"]))
+        if "size" in buffer:
+            buffer |= {"size": 1, "storage": "memory"}
+        env = cast("dict[str, object]", config["env"])
+        run = Runtime(
+            leaves=self.header.leaves,
+            actions=self.header.actions,
+            num_envs=int(cast("int", env["num_envs"])),
+            network=cast("NetworkConfig", nodes["network"]),
+            optim=cast("OptimConfig", nodes["optim"]),
+            buffer=cast("BufferConfig", load_node("buffer", buffer)),
+            device=self._device,
+            budget=self.header.state.budget,
+            seed=0,
+            compiler=Compiler(False, 0, _nobody),
+            note=_nobody,
+        )
+        self.algorithm = cast("Algorithm", cast("AlgoConfig", nodes["algo"]).build(run=run))
+        checkpoint.load(self.algorithm, self.header.path, only=("policy", "normalizer"))
+        self._draws = torch.Generator().manual_seed(torch.seed() % 2**63)
+
+    @property
+    def env_node(self) -> dict[str, object]:
+        """The environment that it was trained on, as its config node."""
+        return cast("dict[str, object]", self.header.config["env"])
+
+    @property
+    def max_steps(self) -> int:
+        """The cap on the steps of an evaluation episode that training used."""
+        return int(cast("int", cast("dict[str, object]", self.header.config["eval"])["max_steps"]))
+
+    def __call__(self, observation: Observation, *, deterministic: bool = True) -> Array | Tensor:
+        """Actions as the environment takes them.
+
+        Args:
+            observation: one observation of the environment's space, or a batch of them ``[N, …]``; NumPy or a tensor.
+            deterministic: the policy's mode; False samples.
+
+        Returns:
+            One action, or ``[N, …]``: a tensor where a tensor came in, else NumPy.
+
+        Raises:
+            ValueError: the observation has the shape of neither one nor a batch.
+        """
+        specs = self.header.leaves
+        try:
+            leaves = flatten(
+                observation.detach().cpu().numpy() if isinstance(observation, Tensor) else observation, specs
+            )
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"the observation lacks a part; expected {[spec.name for spec in specs]}") from error
+        extra = {leaves[spec.key].ndim - len(spec.shape) for spec in specs}
+        fits = all(leaves[spec.key].shape[-len(spec.shape) :] == spec.shape or not spec.shape for spec in specs)
+        if not fits or extra not in ({0}, {1}):
+            expected = ", ".join(f"{spec.name} {spec.shape}" for spec in specs)
+            found = ", ".join(f"{spec.name} {leaves[spec.key].shape}" for spec in specs)
+            raise ValueError(f"expected one observation ({expected}) or a batch of them, found {found}")
+        single = extra == {0}
+        batch = {
+            spec.key: torch.as_tensor(leaves[spec.key][None] if single else leaves[spec.key], device=self._device).to(
+                getattr(torch, spec.dtype)
+            )
+            for spec in specs
+        }
+        with torch.no_grad():
+            if deterministic:
+                chosen = self.algorithm.policy(batch)
+            else:
+                count = len(next(iter(batch.values())))
+                drawn = self.algorithm.sampler.draw(1, count, self.header.frames, self._draws)
+                chosen = self.algorithm.sampler(batch, tuple(part[0].to(self._device) for part in drawn))
+        action = self.algorithm.actions.to_env(chosen.cpu().numpy())
+        result: Array = action[0] if single else action
+        return torch.as_tensor(np.asarray(result)) if isinstance(observation, Tensor) else result
+
+    def __repr__(self) -> str:
+        state = self.header.state
+        return f"LoadedPolicy({state.env}, {state.frames:,} frames, {self.header.path})"
+
+
+def _nobody(text: str) -> None:
+    """Hears the notes of building an algorithm that will not train."""
+    del text
+
+
+def load_policy(path: str | Path, *, device: str = "cpu") -> LoadedPolicy:
+    """The policy of a checkpoint: ``action = load_policy("best.ckpt")(observation)``; see :class:`LoadedPolicy`."""
+    return LoadedPolicy(path, device=device)
+
+
+__all__ = ["CheckpointError", "LoadedPolicy", "load_policy"]

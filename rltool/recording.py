@@ -1,0 +1,275 @@
+"""What a run leaves behind: metrics, evaluations, checkpoints, and the summary that says how it ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rltool.checkpoint import BEST, LAST, Saver, State, random_state
+from rltool.errors import NonFiniteError
+from rltool.evaluation import EvalReport, Evaluator
+from rltool.metrics import Meter, Metrics
+from rltool.runs import versions
+
+if TYPE_CHECKING:
+    from rltool.algos.base import Algorithm
+    from rltool.collect import Collector
+    from rltool.console import Console
+    from rltool.logs import Logger
+    from rltool.schema import RunConfig
+
+# A loss or a gradient that is not finite ends the run; looked at whenever numbers come to the host anyway.
+WATCHED = ("train/loss", "train/grad_norm")
+
+
+class Clock:
+    """Seconds spent on each part of the loop, by laps: each lap is the time since the one before."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._last = self.started = now()
+        self._spent: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """Ends a lap and adds it to a part."""
+        now = self._now()
+        self._spent[part] = self._spent.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def shares(self) -> dict[str, float]:
+        """Share of each part in the time since the last call, as ``time/<part>_share``."""
+        total = sum(self._spent.values())
+        shares = {f"time/{part}_share": spent / total for part, spent in self._spent.items()} if total > 0 else {}
+        self._spent = {}
+        return shares
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._now() - self.started
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far."""
+
+    mean: float
+    frames: int
+
+
+class Recorder:
+    """Records a run while the loop goes on; all methods take the state as it is now.
+
+    Args:
+        config: the run's configuration.
+        algorithm, collector: what is recorded.
+        evaluator: evaluates it, where the configuration asks for that.
+        logger, console, saver: where records go.
+        identity: the part of a checkpoint's state that does not change while this process runs.
+        restored: the state that a resumed run starts from.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        collector: Collector,
+        evaluator: Evaluator | None,
+        *,
+        logger: Logger,
+        console: Console,
+        saver: Saver,
+        identity: dict[str, object],
+        restored: State | None,
+    ) -> None:
+        self.config = config
+        self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
+        self._logger, self._console, self._saver = logger, console, saver
+        self._identity = identity
+        self.meter = Meter(0 if restored is None else restored.episodes)
+        self.clock = Clock()
+        self._start = self._logged = collector.frames
+        self._logged_at = self.clock.elapsed
+        self.best = None if restored is None or restored.best is None else Best(**restored.best)  # type: ignore[arg-type]
+        self.in_a_row = 0 if restored is None else restored.solved
+        self.report: EvalReport | None = None
+        self._report_frames = -1
+        self._scalars: dict[str, float] = {}
+
+    def batch(self, metrics: Metrics) -> None:
+        """Takes in what an update returned and the episodes of its batch."""
+        self.meter.add(metrics)
+        self.meter.add_episodes(self._collector.episodes.returns, self._collector.episodes.lengths)
+        self._console.progress(self._collector.frames, {})
+
+    def log(self, *, histograms: bool) -> None:
+        """Writes a point of every metric.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        frames = self._collector.frames
+        scalars, arrays = self.meter.flush(histograms)
+        elapsed = self.clock.elapsed
+        scalars["time/frames_per_second"] = (frames - self._logged) / max(elapsed - self._logged_at, 1e-9)
+        scalars |= self.clock.shares()
+        self._logged, self._logged_at = frames, elapsed
+        self._scalars |= scalars
+        self._logger.scalars(scalars, frames)
+        if arrays:
+            self._logger.histograms(arrays, frames)
+        self._logger.flush()
+        self._console.progress(frames, scalars)
+        for name in WATCHED:
+            value = scalars.get(name, 0.0)
+            if value != value or value in (float("inf"), float("-inf")):
+                raise NonFiniteError(
+                    f"{name} became {value} within the frames up to {frames}. Lower optim.lr, set algo.max_grad_norm, or scale the "
+                    "rewards; the last checkpoint is from before"
+                )
+
+    def evaluate(self) -> None:
+        """Evaluates the policy, keeps it as best.ckpt where it is the best so far (ties: the newer)."""
+        if self._evaluator is None or self._report_frames == self._collector.frames:
+            return
+        config, frames = self.config, self._collector.frames
+        report = self._evaluator(
+            self._algorithm,
+            episodes=config.eval.episodes,
+            seed=cast("int", config.seed),
+            max_steps=config.eval.max_steps,
+            deterministic=config.eval.deterministic,
+            frames=frames,
+        )
+        self.report, self._report_frames = report, frames
+        better = self.best is None or report.mean >= self.best.mean
+        if better:
+            self.best = Best(report.mean, frames)
+        threshold = config.stop.return_threshold
+        self.in_a_row = self.in_a_row + 1 if threshold is not None and report.mean >= threshold else 0
+        scalars = {
+            "eval/return_mean": report.mean,
+            "eval/return_std": report.std,
+            "eval/return_min": report.min,
+            "eval/return_max": report.max,
+            "eval/length_mean": sum(report.lengths) / len(report.lengths),
+        }
+        if report.success_rate is not None:
+            scalars["eval/success_rate"] = report.success_rate
+        self._scalars |= scalars
+        self._logger.scalars(scalars, frames)
+        self._console.evaluation(frames, report.mean, report.ci_low, report.ci_high, report.episodes, better)
+        if better:
+            self._saver.best(self._algorithm, self.state())
+
+    @property
+    def solved(self) -> bool:
+        """Whether enough evaluations in a row reached ``stop.return_threshold``."""
+        return self.config.stop.return_threshold is not None and self.in_a_row >= self.config.stop.evaluations
+
+    def save(self) -> None:
+        """Writes last.ckpt and a numbered checkpoint."""
+        self._saver.numbered(self._algorithm, self.state())
+
+    def save_last(self) -> None:
+        """Writes last.ckpt."""
+        self._saver.last(self._algorithm, self.state())
+
+    def state(self) -> State:
+        """The state for a checkpoint, as of now."""
+        frames = self._collector.frames
+        current = self.report is not None and self._report_frames == frames
+        return State(
+            **self._identity,  # type: ignore[arg-type]
+            frames=frames,
+            episodes=self.meter.finished,
+            best=None if self.best is None else asdict(self.best),
+            evaluation=self.report.mean if self.report is not None and current else None,
+            solved=self.in_a_row,
+            random=random_state(),
+        )
+
+    def summary(self, status: str, error: str | None) -> dict[str, object]:
+        """What summary.json holds."""
+        frames = self._collector.frames
+        report = self.report
+        return {
+            "status": status,
+            "objective": report.mean if report is not None else self._scalars.get("episode/return"),
+            "error": error,
+            "env": self._identity["env"],
+            "algo": self.config.algo.kind,
+            "seed": self.config.seed,
+            "frames": frames,
+            "updates": self._algorithm.counters.updates,
+            "episodes": self.meter.finished,
+            "best_evaluation": None if self.best is None else asdict(self.best),
+            "last_evaluation": None
+            if report is None
+            else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
+            "seconds": round(self.clock.elapsed, 3),
+            "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
+            "compiled": self._identity["compiled"],
+            "versions": versions(),
+        }
+
+    @property
+    def histogram_interval(self) -> int | None:
+        """Frames between histograms, where the logger takes them."""
+        return self._logger.histogram_interval
+
+    def finish(self, summary: dict[str, object]) -> None:
+        """Writes the hyperparameters with the final numbers."""
+        finals = {name: value for name, value in self._scalars.items() if name.startswith(("eval/", "episode/"))}
+        if self.best is not None:
+            finals["eval/best_return_mean"] = self.best.mean
+        self._logger.hparams(
+            self.config.model_dump(mode="json"), finals | {"time/seconds": float(cast("float", summary["seconds"]))}
+        )
+
+    def result_rows(self, ended: str) -> list[tuple[str, str]]:
+        """Label and value of each line of the end block."""
+        frames, seconds = self._collector.frames, self.clock.elapsed
+        rows = [
+            (
+                "result",
+                f"{ended} after {frames:,} frames, {seconds:,.0f} s, {(frames - self._start) / max(seconds, 1e-9):,.0f} frames/s",
+            )
+        ]
+        if self.report is not None:
+            report = self.report
+            threshold = "" if report.threshold is None else f"; solved from {report.threshold:g}"
+            rows.append(
+                (
+                    "last policy",
+                    f"{report.mean:.2f} mean return, {report.ci_low:.2f} to {report.ci_high:.2f}, {report.episodes} episodes{threshold}",
+                )
+            )
+        if self.best is not None:
+            rows.append(("best policy", f"{self.best.mean:.2f} mean return at {self.best.frames:,} frames"))
+        if self.meter.finished == 0:
+            rows.append(("note", "no episode finished"))
+        if self._algorithm.counters.updates == 0:
+            rows.append(
+                ("note", "0 gradient updates were made: the budget is below one batch or below learning_starts")
+            )
+        rows.append(("directory", shown(self._saver.directory.parent)))
+        return rows
+
+    def next_commands(self) -> list[str]:
+        """What to type next."""
+        best = self._saver.directory / (BEST if self.best is not None else LAST)
+        commands = [f"rltool eval checkpoint={shown(best)}"]
+        if self.config.logging.kind == "tensorboard":
+            commands.append(f"tensorboard --logdir {shown(self._saver.directory.parent)}")
+        return commands
+
+
+def shown(path: Path) -> str:
+    """The path as a user would type it from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,332 @@
+"""The directory of a run: claimed by one process, and the files in it. Free of torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+
+from rltool.errors import ConfigError, Problem, RltoolError
+
+_USER_ERRNOS = {EACCES, EPERM, EROFS, ENOTDIR, EISDIR, ENAMETOOLONG, ELOOP}
+_CONFIG, _OVERRIDES, _METRICS, _SUMMARY, _LOG, _CHECKPOINTS = (
+    "config.yaml",
+    "overrides.txt",
+    "metrics.jsonl",
+    "summary.json",
+    "log.txt",
+    "checkpoints",
+)
+_TRACES = (_CONFIG, _OVERRIDES, _METRICS, "metrics.csv", _SUMMARY, _CHECKPOINTS)
+_PACKAGES = ("rltool", "torch", "torchrl", "tensordict", "gymnasium", "mujoco", "numpy")
+
+
+class RunDirectory:
+    """A run's directory, locked by this process until :meth:`close` or until the process dies.
+
+    Made by :meth:`create` (a new run) or :meth:`open` (one to continue), not directly.
+
+    Args:
+        path: the directory, absolute.
+        lock: the lock on it, held.
+    """
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """A new run's directory; made where it is missing, and claimed so that no two processes can both have it.
+
+        An existing directory is taken if it holds no run; other files in it stay as they are.
+
+        Raises:
+            ConfigError: it holds a run already, a file is in the way, or it may not be written to.
+            RltoolError: the file system refuses for another reason (disk full).
+        """
+        path = _absolute(path)
+        with _explained("make the run directory", path):
+            path.mkdir(parents=True, exist_ok=True)
+        found = _traces(path)
+        if found:
+            raise _taken(path, found)
+        with _explained("write into the run directory", path):
+            # O_EXCL decides between two processes that both came this far.
+            try:
+                os.close(os.open(path / _CONFIG, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                raise _taken(path, _CONFIG) from None
+            try:
+                lock = _locked(path)
+                (path / _CHECKPOINTS).mkdir()
+            except BaseException:
+                (path / _CONFIG).unlink()  # an unfinished claim would keep everybody out
+                raise
+        return cls(path, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """The directory of a run that is to be continued.
+
+        Raises:
+            ConfigError: there is no run, another process is writing into it, or it may not be written to.
+        """
+        path = _absolute(path)
+        if not os.path.isdir(path):
+            what = "it is a file" if os.path.exists(path) else "there is no such directory"
+            raise ConfigError(Problem("resume", f"expected a run directory, found that {what}: {path}"))
+        if not os.path.isfile(path / _CONFIG):
+            raise ConfigError(Problem("resume", f"expected a run directory with a {_CONFIG}, found none in {path}"))
+        with _explained("write into the run directory", path):
+            lock = _locked(path)
+            (path / _CHECKPOINTS).mkdir(exist_ok=True)
+        return cls(path, lock)
+
+    @property
+    def config_path(self) -> Path:
+        """The whole configuration, resolved."""
+        return self.path / _CONFIG
+
+    @property
+    def overrides_path(self) -> Path:
+        """What was typed, one override a line."""
+        return self.path / _OVERRIDES
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a logging point."""
+        return self.path / _METRICS
+
+    @property
+    def summary_path(self) -> Path:
+        """The result: the only file that says how the run ended."""
+        return self.path / _SUMMARY
+
+    @property
+    def log_path(self) -> Path:
+        """What the console showed, as plain text."""
+        return self.path / _LOG
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints; it exists."""
+        return self.path / _CHECKPOINTS
+
+    def write_config(self, tree: Mapping[str, object]) -> None:
+        """Write the resolved configuration as YAML; ``OmegaConf.load`` reads back the same values.
+
+        Args:
+            tree: mappings, lists, strings, numbers, booleans and None only.
+        """
+        self._write(
+            self.config_path, OmegaConf.to_yaml(OmegaConf.create({key: _literal(value) for key, value in tree.items()}))
+        )
+
+    def write_overrides(self, overrides: Sequence[str]) -> None:
+        """Write what was typed on the command line."""
+        self._write(self.overrides_path, "".join(f"{override}\n" for override in overrides))
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Write the result in one step: a reader sees the old file or the new one, whole. NaN and infinities become null."""
+        self._write(
+            self.summary_path, json.dumps(_plain(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        )
+
+    def read_summary(self) -> dict[str, object]:
+        """The result as last written; empty where there is none yet.
+
+        Raises:
+            RltoolError: the file is no JSON object.
+        """
+        with _explained("read", self.summary_path):
+            try:
+                text = self.summary_path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                return {}
+        try:
+            summary = json.loads(text)
+        except ValueError as error:
+            raise RltoolError(f"{self.summary_path}: expected JSON, found something else ({error})") from error
+        if not isinstance(summary, dict):
+            raise RltoolError(f"{self.summary_path}: expected a JSON object, found {type(summary).__name__}")
+        return summary
+
+    def close(self) -> None:
+        """Let another process have the directory; calling it again is harmless."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def new_path(root: Path, env: str, algo: str) -> Path:
+        """A fresh path ``root/<env>-<algo>/<date>-<time>-<id>``; nothing is made.
+
+        Only letters, digits, ``.``, ``_`` and ``-`` follow ``root``, whatever the names hold.
+
+        Args:
+            root: where runs go, usually ``runs``.
+            env: the env group's option, e.g. ``cartpole``.
+            algo: the algo group's option, e.g. ``ppo``.
+        """
+        names = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "unnamed" for name in (env, algo))
+        return root / names / f"{datetime.now():%Y-%m-%d-%H-%M-%S}-{secrets.token_hex(3)}"
+
+    def _write(self, path: Path, text: str) -> None:
+        with _explained("write", path):
+            # A file name from the system may hold bytes that are no text; its escape is valid in JSON.
+            _replace(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on: rltool, torch, torchrl, …, python; packages that are not installed are absent.
+
+    Read from package metadata, so that nothing is imported.
+    """
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found | {"python": platform.python_version()}
+
+
+def git_commit(cwd: Path) -> str | None:
+    """The commit checked out at ``cwd``, with ``-dirty`` where tracked files differ; None outside a repository or without git."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=cwd,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # provenance is a service: no git, no repository and no commit yet are all "unknown"
+    return answer.stdout.strip() or None
+
+
+def _literal(value: object) -> object:
+    """The tree with every ``${`` escaped, as a resolved configuration holds no interpolation any more."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(item) for item in value]
+    return value
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path.expanduser()))
+
+
+def _traces(path: Path) -> str:
+    """The first file in a directory that shows that it holds a run; empty where none does."""
+    with _explained("read the run directory", path):
+        names = {entry.name for entry in path.iterdir()}
+    events = sorted(name for name in names if name.startswith("events.out.tfevents."))
+    return next(iter([name for name in _TRACES if name in names] + events), "")
+
+
+def _taken(path: Path, found: str) -> ConfigError:
+    return ConfigError(
+        Problem(
+            "hydra.run.dir",
+            f"expected a directory without a run, found {found} in {path}",
+            f"Continue that run with resume={path}, or leave hydra.run.dir out and get a new directory",
+        )
+    )
+
+
+def _locked(path: Path) -> FileLock:
+    """The lock on a run directory, taken; the operating system lets go of it when this process dies, however it dies.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    lock = FileLock(path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            Problem("", f"another process is writing into {path}", "Wait for it or stop it, or use another directory")
+        ) from None
+    return lock
+
+
+@contextmanager
+def _explained(action: str, path: Path) -> Iterator[None]:
+    """Turns a refusal of the file system into an error that names the path; exit 2 where the user chose the path badly."""
+    try:
+        yield
+    except OSError as error:
+        places = (path, *path.parents)
+        obstacle = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError) and obstacle is not None
+        reason = f"{obstacle} is a file" if in_the_way else error.strerror or str(error)
+        text = f"cannot {action} {path}: {reason}"
+        if error.errno in _USER_ERRNOS or isinstance(error, FileExistsError):
+            raise ConfigError(Problem("", text, "Choose another place, e.g. hydra.run.dir=PATH")) from error
+        raise RltoolError(text) from error
+
+
+def _plain(value: object) -> object:
+    """JSON's own types; NaN and infinities become None, NumPy's and torch's scalars numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    item = getattr(value, "item", None)
+    if callable(item):
+        return _plain(item())
+    raise TypeError(f"expected something JSON can hold, found {type(value).__name__}")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that it is whole at every moment, also through a power cut."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(3)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,519 @@
+"""Every config schema of rltool: types, ranges, units and meaning. The values are in conf/, nowhere else.
+
+No torch here: ``--help``, ``list``, ``config`` and every config error must stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, StringConstraints
+
+from rltool.errors import Problem
+from rltool.registry import Schema, register
+
+
+def _whole(value: object) -> object:
+    """1e6 (a float in YAML) is a count; true, "5" and 1.5 are not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Real = Annotated[float, Field(allow_inf_nan=False)]
+PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Anneal(Schema):
+    """A value that moves in a straight line from ``start`` to ``end`` over ``frames`` frames and then stays."""
+
+    start: Real = Field(description="value at frame 0")
+    end: Real = Field(description="value from `frames` on")
+    frames: PositiveCount | None = Field(description="length in frames; null: the whole budget as first started")
+
+    def at(self, frame: int, budget: int) -> float:
+        """The value at a frame: a pure function of the frame counter, so that a resumed run continues it.
+
+        Args:
+            frame: frames collected so far.
+            budget: the budget the run was first started with, used where ``frames`` is null.
+        """
+        length = budget if self.frames is None else self.frames
+        if length <= 0 or self.start == self.end:
+            return self.end
+        share = min(max(frame / length, 0.0), 1.0)
+        return self.start + share * (self.end - self.start)
+
+    def unbounded(self, path: str, total_frames: int) -> Iterator[Problem]:
+        """With total_frames=-1 there is no budget to spread a schedule over."""
+        if total_frames < 0 and self.frames is None and self.start != self.end:
+            yield Problem(
+                f"{path}.frames", "null means the whole budget, but total_frames=-1 has none", "Give a number of frames"
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------- env
+
+
+class WrapperConfig(Schema):
+    """One Gymnasium wrapper, applied to each environment, in the order of the list."""
+
+    name: str = Field(description="class name in gymnasium.wrappers, or module:Class")
+    kwargs: dict[str, JsonValue] = Field(description="its keyword arguments")
+
+
+class EnvConfig(Schema):
+    """What every kind of environment has."""
+
+    kind: str = Field(description="which kind of environment this is")
+    num_envs: PositiveCount = Field(description="environments stepped side by side; 1 to 32 on a laptop")
+    kwargs: dict[str, JsonValue] = Field(description="keyword arguments of the environment")
+
+
+@register("env", "gym", builder="rltool.envs:GymVectorEnv")
+class GymEnvConfig(EnvConfig):
+    """A Gymnasium environment by its id."""
+
+    kind: Literal["gym"] = Field(description="a Gymnasium environment")
+    id: str = Field(description="Gymnasium id, `module:Id` imports the module first", min_length=1)
+    backend: Literal["sync", "async"] = Field(
+        description="sync: in this process; async: a worker process each, for slow environments"
+    )
+    wrappers: list[WrapperConfig] = Field(description="Gymnasium wrappers: [{name: …, kwargs: {…}}]")
+    max_episode_steps: PositiveCount | None = Field(description="time limit in steps; null: the environment's own")
+
+
+@register("env", "torchrl", builder="rltool.envs:TorchRLVectorEnv")
+class TorchRLEnvConfig(EnvConfig):
+    """A TorchRL EnvBase, collected by TorchRL's own collector."""
+
+    kind: Literal["torchrl"] = Field(description="a TorchRL environment")
+    entry_point: str = Field(description="module:callable that returns a torchrl EnvBase", pattern=r"^[\w.]+:\w+$")
+
+
+# --------------------------------------------------------------------------------------------------------------- algo
+
+
+class AlgoConfig(Schema):
+    """What the training loop needs of every algorithm."""
+
+    kind: str = Field(description="which algorithm this is")
+    frames_per_batch: PositiveCount = Field(description="frames collected between updates, all environments together")
+    gamma: Fraction = Field(description="discount factor a step; 0.9 to 0.999")
+    normalize_observation: bool = Field(
+        description="normalise float observations by running mean and variance, kept in the policy"
+    )
+    warmup_frames: Count = Field(description="random frames before learning that start the normaliser's statistics")
+    max_grad_norm: PositiveReal | None = Field(description="clip the global gradient norm here; null: never")
+
+    def updates(self, run: RunConfig) -> int:
+        """Gradient steps planned for the whole budget (0 when the budget is open)."""
+        raise NotImplementedError
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        if self.frames_per_batch < run.env.num_envs:
+            yield Problem(
+                "algo.frames_per_batch",
+                f"expected at least one frame of each environment (env.num_envs={run.env.num_envs}), found {self.frames_per_batch}",
+                "Raise it or lower env.num_envs",
+            )
+        if self.normalize_observation and self.warmup_frames == 0:
+            yield Problem(
+                "algo.warmup_frames",
+                "expected at least 1 with normalize_observation=true, found 0",
+                "The normaliser needs frames to start from; 1000 is usual",
+            )
+
+    def batch_frames(self, num_envs: int) -> int:
+        """Frames of a batch: ``frames_per_batch`` rounded up to a multiple of the number of environments."""
+        return -(-self.frames_per_batch // num_envs) * num_envs
+
+
+@register("algo", "ppo", builder="rltool.algos.ppo:PPO")
+class PPOConfig(AlgoConfig):
+    """Proximal policy optimisation with a clipped surrogate (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    kind: Literal["ppo"] = Field(description="proximal policy optimisation")
+    gae_lambda: Fraction = Field(description="λ of generalised advantage estimation; 0.8 to 1")
+    epochs: PositiveCount = Field(description="passes over a batch; 3 to 20")
+    minibatch_size: PositiveCount = Field(description="frames a gradient step; 32 to 4096")
+    clip_epsilon: Annotated[float, Field(gt=0, lt=1)] | Anneal = Field(
+        description="clip range of the probability ratio, or a schedule {start, end, frames}; 0.1 to 0.4"
+    )
+    clip_value: PositiveReal | None = Field(description="clip the change of the value by this much; null: no clipping")
+    entropy_coeff: NonNegativeReal = Field(description="weight of the entropy bonus; 0 to 0.02")
+    critic_coeff: PositiveReal = Field(description="weight of the value loss; 0.25 to 1")
+    loss_critic_type: Literal["l2", "smooth_l1"] = Field(description="value loss: squared error or Huber")
+    normalize_advantage: bool = Field(description="standardise advantages within each minibatch")
+    scale_reward: bool = Field(description="divide rewards by the running standard deviation of the discounted return")
+    target_kl: PositiveReal | None = Field(
+        description="stop the epochs of a batch when the approximate KL exceeds 1.5 times this; null: never"
+    )
+    squash: Literal["clip", "tanh"] = Field(description="how a continuous action is brought into [-1, 1]")
+    initial_std: PositiveReal = Field(
+        description="standard deviation of the Gaussian policy at start, in units where a bounded action is [-1, 1]"
+    )
+
+    def updates(self, run: RunConfig) -> int:
+        frames = self.batch_frames(run.env.num_envs)
+        return max(run.total_frames, 0) // frames * self.epochs * (frames // self.minibatch_size)
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        frames = self.batch_frames(run.env.num_envs)
+        if self.minibatch_size > frames:
+            yield Problem(
+                "algo.minibatch_size",
+                f"expected at most the {frames} frames of a batch, found {self.minibatch_size}",
+                "Lower it or raise algo.frames_per_batch",
+            )
+        if isinstance(self.clip_epsilon, Anneal):
+            yield from self.clip_epsilon.unbounded("algo.clip_epsilon", run.total_frames)
+            for name in ("start", "end"):
+                value = getattr(self.clip_epsilon, name)
+                if not 0 <= value < 1:
+                    yield Problem(f"algo.clip_epsilon.{name}", f"expected a number in [0, 1), found {value}")
+        if run.buffer.kind != "rollout":
+            yield Problem(
+                "buffer",
+                f"ppo learns from its own last batch and needs buffer=rollout, found buffer.kind={run.buffer.kind}",
+                "Leave buffer out, or give buffer=rollout",
+            )
+
+
+@register("algo", "dqn", builder="rltool.algos.dqn:DQN")
+class DQNConfig(AlgoConfig):
+    """Deep Q-learning (Mnih et al. 2015), double by option (van Hasselt et al. 2016, arXiv:1509.06461)."""
+
+    kind: Literal["dqn"] = Field(description="deep Q-learning")
+    minibatch_size: PositiveCount = Field(description="transitions a gradient step; 32 to 256")
+    learning_starts: Count = Field(description="frames stored before the first gradient step")
+    updates_per_frame: PositiveReal = Field(description="gradient steps a frame; 0.1 to 1")
+    target_interval: PositiveCount | None = Field(
+        description="copy the network into the target every so many frames; null: use tau"
+    )
+    tau: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        description="soft update each step: target ← (1-τ)·target + τ·network; null: use target_interval"
+    )
+    double: bool = Field(description="double Q-learning: the network chooses the next action, the target values it")
+    epsilon: Anneal = Field(description="share of random actions, by frame")
+    loss_function: Literal["l2", "smooth_l1"] = Field(description="loss of the TD error: squared or Huber")
+
+    def updates(self, run: RunConfig) -> int:
+        return int(max(run.total_frames - self.learning_starts, 0) * self.updates_per_frame)
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        if (self.tau is None) == (self.target_interval is None):
+            found = "neither" if self.tau is None else f"tau={self.tau} and target_interval={self.target_interval}"
+            yield Problem(
+                "algo.tau", f"expected either tau or target_interval, found {found}", "Set the other one to null"
+            )
+        for name in ("start", "end"):
+            value = getattr(self.epsilon, name)
+            if not 0 <= value <= 1:
+                yield Problem(f"algo.epsilon.{name}", f"expected a number in [0, 1], found {value}")
+        yield from self.epsilon.unbounded("algo.epsilon", run.total_frames)
+        if not isinstance(run.buffer, ReplayBufferConfig | PrioritizedBufferConfig):
+            yield Problem(
+                "buffer",
+                f"dqn needs a replay buffer, found buffer.kind={run.buffer.kind}",
+                "Give buffer=replay or buffer=prioritized",
+            )
+            return
+        if run.buffer.size < self.minibatch_size:
+            yield Problem(
+                "buffer.size", f"expected at least algo.minibatch_size={self.minibatch_size}, found {run.buffer.size}"
+            )
+        if run.buffer.size < self.learning_starts:
+            yield Problem(
+                "buffer.size", f"expected at least algo.learning_starts={self.learning_starts}, found {run.buffer.size}"
+            )
+
+
+# --------------------------------------------------------------------------------------- network, buffer, optim, logging
+
+
+class NetworkConfig(Schema):
+    """The trainable body between the observation and the heads."""
+
+    kind: str = Field(description="which network this is")
+
+
+@register("network", "mlp", builder="rltool.nets:MLP")
+class MLPConfig(NetworkConfig):
+    """A multi-layer perceptron."""
+
+    kind: Literal["mlp"] = Field(description="multi-layer perceptron")
+    hidden: list[PositiveCount] = Field(description="units of each hidden layer; [64, 64] for PPO, [256, 256] for DQN")
+    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = Field(description="activation after each hidden layer")
+
+
+class BufferConfig(Schema):
+    """Where experience waits to be learned from."""
+
+    kind: str = Field(description="which buffer this is")
+
+
+@register("buffer", "rollout", builder="rltool.buffers:RolloutBuffer")
+class RolloutBufferConfig(BufferConfig):
+    """The last batch only, drawn without replacement (PPO)."""
+
+    kind: Literal["rollout"] = Field(description="the last batch, for PPO")
+
+
+class _Stored(BufferConfig):
+    size: PositiveCount = Field(description="transitions kept; the oldest leave first")
+    storage: Literal["memory", "memmap"] = Field(
+        description="memory, or files mapped into memory for buffers larger than it"
+    )
+
+
+@register("buffer", "replay", builder="rltool.buffers:ReplayBuffer")
+class ReplayBufferConfig(_Stored):
+    """Uniform replay."""
+
+    kind: Literal["replay"] = Field(description="uniform replay")
+
+
+@register("buffer", "prioritized", builder="rltool.buffers:PrioritizedBuffer")
+class PrioritizedBufferConfig(_Stored):
+    """Replay in proportion to the TD error (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    kind: Literal["prioritized"] = Field(description="prioritised replay")
+    alpha: Fraction = Field(description="exponent of the priority; 0: uniform")
+    beta: Anneal = Field(description="exponent of the importance weight, by frame; towards 1")
+    eps: PositiveReal = Field(description="added to every priority, so that none is zero")
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from self.beta.unbounded("buffer.beta", run.total_frames)
+        for name in ("start", "end"):
+            value = getattr(self.beta, name)
+            if not 0 <= value <= 1:
+                yield Problem(f"buffer.beta.{name}", f"expected a number in [0, 1], found {value}")
+
+
+class OptimConfig(Schema):
+    """What every optimiser has."""
+
+    kind: str = Field(description="which optimiser this is")
+    lr: PositiveReal = Field(description="learning rate at the start; 1e-5 to 1e-2")
+    schedule: Literal["constant", "linear", "cosine"] = Field(description="how it falls to 0 over the budget, or stays")
+
+    def lr_at(self, frame: int, budget: int) -> float:
+        """The learning rate at a frame: a pure function of the frame counter."""
+        from math import cos, pi
+
+        share = min(max(frame / budget, 0.0), 1.0) if budget > 0 else 0.0
+        factor = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 * (1.0 + cos(pi * share))}[self.schedule]
+        return self.lr * factor
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        if run.total_frames < 0 and self.schedule != "constant":
+            yield Problem(
+                "optim.schedule",
+                f"total_frames=-1 has no end to fall towards, found {self.schedule}",
+                "Use optim.schedule=constant",
+            )
+
+
+class _Adam(OptimConfig):
+    eps: PositiveReal = Field(description="added to the denominator; 1e-5 for PPO, 1e-8 for DQN")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        description="decay of the two moments", min_length=2, max_length=2
+    )
+
+
+@register("optim", "adam", builder="rltool.optim:adam")
+class AdamConfig(_Adam):
+    """Adam (Kingma & Ba 2015)."""
+
+    kind: Literal["adam"] = Field(description="Adam")
+
+
+@register("optim", "adamw", builder="rltool.optim:adamw")
+class AdamWConfig(_Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+
+    kind: Literal["adamw"] = Field(description="Adam with decoupled weight decay")
+    weight_decay: NonNegativeReal = Field(description="share of each weight matrix taken off, times the learning rate")
+
+
+@register("optim", "rmsprop", builder="rltool.optim:rmsprop")
+class RMSpropConfig(OptimConfig):
+    """RMSprop."""
+
+    kind: Literal["rmsprop"] = Field(description="RMSprop")
+    eps: PositiveReal = Field(description="added to the denominator")
+    alpha: Annotated[float, Field(ge=0, lt=1)] = Field(description="decay of the squared gradient")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(description="momentum")
+
+
+@register("optim", "sgd", builder="rltool.optim:sgd")
+class SGDConfig(OptimConfig):
+    """Stochastic gradient descent."""
+
+    kind: Literal["sgd"] = Field(description="stochastic gradient descent")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(description="momentum")
+    weight_decay: NonNegativeReal = Field(description="L2 penalty on the weight matrices")
+
+
+class LoggingConfig(Schema):
+    """Where metrics go besides the console."""
+
+    kind: str = Field(description="which logger this is")
+    interval: PositiveCount = Field(description="frames between points")
+
+
+@register("logging", "tensorboard", builder="rltool.logs:TensorBoardLogger")
+class TensorBoardConfig(LoggingConfig):
+    """TensorBoard events and metrics.jsonl."""
+
+    kind: Literal["tensorboard"] = Field(description="TensorBoard events and metrics.jsonl")
+    histogram_interval: PositiveCount | None = Field(description="frames between histograms; null: none")
+
+
+@register("logging", "csv", builder="rltool.logs:CSVLogger")
+class CSVConfig(LoggingConfig):
+    """metrics.csv and metrics.jsonl."""
+
+    kind: Literal["csv"] = Field(description="metrics.csv and metrics.jsonl")
+
+
+@register("logging", "none", builder="rltool.logs:NoLogger")
+class NoLoggingConfig(LoggingConfig):
+    """No files of metrics; the console still shows them."""
+
+    kind: Literal["none"] = Field(description="console only")
+
+
+# -------------------------------------------------------------------------------------------------- eval, save, stop, run
+
+
+class EvalConfig(Schema):
+    """Evaluation during training, on environments of its own."""
+
+    interval: PositiveCount | None = Field(description="frames between evaluations; null: none")
+    episodes: PositiveCount = Field(description="episodes each time")
+    num_envs: PositiveCount = Field(description="environments side by side")
+    max_steps: PositiveCount = Field(description="an episode that has not ended by then is cut, in steps")
+    deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
+
+
+class SaveConfig(Schema):
+    """Checkpoints besides best.ckpt and the last one at the end."""
+
+    interval: PositiveCount | None = Field(description="frames between checkpoints; null: only best and last")
+    keep: Count = Field(description="numbered checkpoints kept; the oldest leave first; 0: last.ckpt alone is renewed")
+
+
+class StopConfig(Schema):
+    """When to end before the budget."""
+
+    return_threshold: Real | None = Field(description="stop once evaluations reach this mean return; null: never")
+    evaluations: PositiveCount = Field(description="how many evaluations in a row must reach it")
+
+
+class RunConfig(Schema):
+    """The whole, checked configuration of a run."""
+
+    total_frames: Annotated[int, BeforeValidator(_whole), Field(ge=-1)] = Field(
+        description="budget in frames (steps of all environments together); -1: until stopped or solved"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        description="seed of everything random; null: one is drawn, logged and saved"
+    )
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = Field(
+        description="auto, cpu, cuda or cuda:N"
+    )
+    threads: PositiveCount = Field(description="torch threads; 1 is fastest for small networks")
+    compile: Literal["auto"] | bool = Field(
+        description="compile policy and update with torch.compile; auto: when the run is long enough to pay for it"
+    )
+    resume: str | None = Field(description="a run directory or checkpoint to continue")
+    init: str | None = Field(description="a checkpoint to take weights and normaliser from")
+    plugins: list[str] = Field(
+        description="modules imported first; they may register environments, algorithms, networks"
+    )
+    quiet: bool = Field(description="print warnings and the result only")
+    debug: bool = Field(description="show tracebacks")
+    env: SerializeAsAny[EnvConfig] = Field(description="the environment")
+    algo: SerializeAsAny[AlgoConfig] = Field(description="the algorithm")
+    network: SerializeAsAny[NetworkConfig] = Field(description="the network")
+    buffer: SerializeAsAny[BufferConfig] = Field(description="the buffer of experience")
+    optim: SerializeAsAny[OptimConfig] = Field(description="the optimiser")
+    logging: SerializeAsAny[LoggingConfig] = Field(description="the logger")
+    eval: EvalConfig = Field(description="evaluation during training")
+    save: SaveConfig = Field(description="checkpoints")
+    stop: StopConfig = Field(description="ending early")
+
+    def problems(self, run: RunConfig | None = None) -> Iterator[Problem]:
+        """Every rule across keys and groups that this configuration breaks."""
+        del run
+        if self.total_frames == 0:
+            yield Problem("total_frames", "expected at least 1, or -1 for no limit, found 0")
+        if self.stop.return_threshold is not None and self.eval.interval is None:
+            yield Problem(
+                "stop.return_threshold",
+                "needs evaluations, but eval.interval is null",
+                "Give eval.interval a number of frames",
+            )
+        if self.resume is not None and self.init is not None:
+            yield Problem("init", "resume already brings the weights", "Give resume or init, not both")
+        for node in (
+            self.env,
+            self.algo,
+            self.network,
+            self.buffer,
+            self.optim,
+            self.logging,
+            self.eval,
+            self.save,
+            self.stop,
+        ):
+            yield from node.problems(self)
+
+
+# ------------------------------------------------------------------------------------------------ the other commands
+
+
+class EvalRunConfig(Schema):
+    """The configuration of ``rltool eval``; all else comes from the checkpoint."""
+
+    checkpoint: str = Field(description="a .ckpt file, or a run directory: its last checkpoint", min_length=1)
+    episodes: PositiveCount = Field(description="episodes; 100 for a figure to quote")
+    deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        description="seed of the environments and of sampling; the same seed gives the same report"
+    )
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = Field(
+        description="auto, cpu, cuda or cuda:N"
+    )
+    num_envs: PositiveCount = Field(description="environments side by side")
+    max_steps: PositiveCount | None = Field(
+        description="an episode that has not ended by then is cut, in steps; null: as in training"
+    )
+    render: bool = Field(description="open a window and show the episodes")
+    out: str | None = Field(description="a JSON file for the whole report; null: none")
+    quiet: bool = Field(description="print the result only, in one line")
+    debug: bool = Field(description="show tracebacks")
+    env: dict[str, JsonValue] = Field(
+        description="changes to the environment of the checkpoint: env.id=…, env.kwargs.x=…"
+    )
+
+
+class EnvCheckConfig(Schema):
+    """The configuration of ``rltool env``."""
+
+    steps: PositiveCount = Field(description="steps of the random rollout, all environments together")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        description="seed of the environments and of the random actions"
+    )
+    plugins: list[str] = Field(description="modules imported first; they may register environments")
+    debug: bool = Field(description="show tracebacks")
+    env: SerializeAsAny[EnvConfig] = Field(description="the environment")

@@ -1,0 +1,296 @@
+"""train(config): build the parts in reading order, then the one loop: collect, update, log, evaluate, save."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from rltool import checkpoint
+from rltool.algos.base import RandomState, Runtime
+from rltool.checkpoint import Header, Saver
+from rltool.compiling import Compiler
+from rltool.console import Console
+from rltool.devices import describe_device, quieten_libraries, resolve_device
+from rltool.errors import CheckpointError, ConfigError, Problem
+from rltool.evaluation import Evaluator
+from rltool.metrics import due
+from rltool.nets import parameter_count
+from rltool.recording import Recorder, shown
+from rltool.runs import RunDirectory, git_commit, versions
+from rltool.seeding import Stream, draw_seed, generator, seed_world
+
+if TYPE_CHECKING:
+    from rltool.algos.base import Algorithm
+    from rltool.collect import Collector
+    from rltool.envs import GymVectorEnv
+    from rltool.logs import Logger
+    from rltool.schema import RunConfig
+
+
+def train(
+    config: RunConfig, directory: Path, overrides: Sequence[str] = (), *, tuned: str | None = None
+) -> dict[str, object]:
+    """Trains as a checked configuration says, and writes the run into a directory.
+
+    Args:
+        config: the whole configuration; ``resume`` continues a checkpoint, ``init`` starts from its weights.
+        directory: the run directory; where ``resume`` lies in it, that run goes on, else a new one begins.
+        overrides: what was typed, for overrides.txt.
+        tuned: name of the tuned file that was applied, for the start block.
+
+    Returns:
+        What summary.json holds: ``status`` (finished or solved), ``objective``, frames, evaluations, times.
+
+    Raises:
+        ConfigError: the environment or the device cannot be had, or the algorithm cannot learn in its spaces.
+        NonFiniteError: an observation, a loss or a weight became NaN or infinite.
+        SystemExit: 128 + the signal's number after SIGINT or SIGTERM; a checkpoint has been saved.
+    """
+    quieten_libraries()
+    torch.set_num_threads(config.threads)
+    device = resolve_device(config.device)
+    origin = checkpoint.read_header(Path(config.resume)) if config.resume is not None else None
+    seed = config.seed if config.seed is not None else draw_seed()
+    seed_world(seed)
+
+    with ExitStack() as stack:
+        console = stack.enter_context(Console(config))
+        sessions = 1 if origin is None else origin.state.sessions + 1
+        env = stack.enter_context(closing(cast("GymVectorEnv", config.env.build(seed=seed, session=sessions - 1))))
+        config = config.model_copy(update={"seed": seed, "env": env.resolved_config})
+        budget = max(config.total_frames, 0) if origin is None else origin.state.budget
+        compiler = Compiler(
+            config.compile if origin is None else origin.state.compiled, _planned_updates(config), console.note
+        )
+        runtime = Runtime(
+            leaves=env.leaves,
+            actions=env.actions,
+            num_envs=env.num_envs,
+            network=config.network,
+            optim=config.optim,
+            buffer=config.buffer,
+            device=device,
+            budget=budget,
+            seed=seed,
+            compiler=compiler,
+            note=console.note,
+        )
+        algorithm = cast("Algorithm", config.algo.build(run=runtime))
+        evaluator = None
+        if config.eval.interval is not None:
+            evaluator = stack.enter_context(
+                closing(Evaluator(config.env, num_envs=config.eval.num_envs, device=device))
+            )
+        noise = generator(seed, Stream.POLICY)
+        frames = 0 if origin is None else origin.frames
+        collector = env.collector(
+            algorithm, total_frames=config.total_frames, generator=noise, device=device, frames=frames
+        )
+        algorithm.extras["rng.policy"] = RandomState(noise)
+        if origin is not None:
+            _restore(algorithm, origin, config, console)
+        elif config.init is not None:
+            _initialise(algorithm, env, checkpoint.read_header(Path(config.init)))
+
+        continues = (
+            origin is not None
+            and origin.run_directory is not None
+            and origin.run_directory.resolve() == directory.resolve()
+        )
+        home = stack.enter_context(RunDirectory.open(directory) if continues else RunDirectory.create(directory))
+        console.attach(home.log_path)
+        if not continues:
+            home.write_config(config.model_dump(mode="json"))
+            home.write_overrides(overrides)
+        logger = cast("Logger", config.logging.build(directory=home.path, start_frames=frames, warn=console.warn))
+        stack.callback(logger.close)
+        logger.text("config", f"```yaml\n{home.config_path.read_text(encoding='utf-8')}```")
+        identity: dict[str, object] = {
+            "config": config.model_copy(update={"resume": None, "init": None}).model_dump(mode="json"),
+            "leaves": [leaf.to_json() for leaf in env.leaves],
+            "actions": algorithm.actions.to_json(),
+            "env": env.id,
+            "budget": budget,
+            "compiled": compiler.enabled,
+            "sessions": sessions,
+            "versions": versions(),
+            "parent": config.resume or config.init,
+        }
+        restored = None if origin is None else origin.state
+        saver = Saver(home.checkpoints, config.save.keep)
+        record = Recorder(
+            config,
+            algorithm,
+            collector,
+            evaluator,
+            logger=logger,
+            console=console,
+            saver=saver,
+            identity=identity,
+            restored=restored,
+        )
+        parts = parameter_count(
+            *(part for part in algorithm.components().values() if isinstance(part, torch.nn.Module))
+        )
+        console.start(
+            [
+                ("environment", f"{env.id}, {env.num_envs} side by side"),
+                ("spaces", f"{', '.join(map(str, env.leaves))} → {env.actions}"),
+                ("algorithm", f"{config.algo.kind}, {_budget_in_words(config.total_frames)}"),
+                ("network", f"{config.network.kind}, {parts:,} parameters"),
+                ("device", f"{describe_device(device, config.device)}; threads {config.threads}"),
+                ("compile", f"{'yes' if compiler.enabled else 'no'} ({compiler.reason})"),
+                ("seed", str(seed)),
+                ("tuned", tuned or "none for this pair"),
+                ("directory", shown(home.path)),
+            ],
+            frames=frames,
+        )
+        return _recorded(config, algorithm, collector, record, home, console)
+
+
+def loop(config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder) -> str:
+    """The one loop. Returns how it ended: ``finished``, ``solved``, or the name of the signal that stopped it."""
+    histogram_interval = record.histogram_interval
+    before = collector.frames
+    with interrupts() as interrupted:
+        for batch in collector:
+            frames = collector.frames
+            record.clock.lap("collect")
+            metrics = algorithm.update(batch, frames)
+            record.clock.lap("update")
+            record.batch(metrics)
+            if due(before, frames, config.logging.interval):
+                record.log(histograms=due(before, frames, histogram_interval))
+            record.clock.lap("log")
+            if due(before, frames, config.eval.interval):
+                record.evaluate()
+            record.clock.lap("evaluate")
+            if due(before, frames, config.save.interval):
+                record.save()
+            record.clock.lap("save")
+            before = frames
+            if interrupted.by is not None:
+                return interrupted.by.name
+            if record.solved:
+                return "solved"
+    return "finished"
+
+
+def _recorded(
+    config: RunConfig,
+    algorithm: Algorithm,
+    collector: Collector,
+    record: Recorder,
+    home: RunDirectory,
+    console: Console,
+) -> dict[str, object]:
+    """Runs the loop and writes down how it ended, whatever happens."""
+    try:
+        ended = loop(config, algorithm, collector, record)
+        if ended in ("finished", "solved"):
+            record.evaluate()
+        record.save_last()
+    except BaseException as fault:
+        status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
+        with open(home.log_path, "a", encoding="utf-8") as log:
+            log.write(traceback.format_exc())
+        _write_summary(home, record, status, f"{type(fault).__name__}: {fault}")
+        raise
+    if ended not in ("finished", "solved"):
+        _write_summary(home, record, "interrupted", ended)
+        console.finish(
+            [
+                ("stopped by", ended),
+                ("frames", f"{collector.frames:,}"),
+                ("saved", shown(home.checkpoints / checkpoint.LAST)),
+            ],
+            [f"rltool train resume={shown(home.path)}"],
+        )
+        raise SystemExit(128 + signal.Signals[ended])
+    summary = _write_summary(home, record, ended, None)
+    record.finish(summary)
+    console.finish(record.result_rows(ended), record.next_commands())
+    return summary
+
+
+def _write_summary(home: RunDirectory, record: Recorder, status: str, error: str | None) -> dict[str, object]:
+    summary = record.summary(status, error) | {"git_commit": git_commit(Path.cwd())}
+    home.write_summary(summary)
+    return summary
+
+
+def _restore(algorithm: Algorithm, origin: Header, config: RunConfig, console: Console) -> None:
+    """Puts everything that a checkpoint holds back."""
+    checkpoint.load(algorithm, origin.path)
+    checkpoint.restore_random_state(origin.state.random)
+    if checkpoint.load_buffer(algorithm, origin.path, origin.frames) is False:
+        console.note(
+            "no replay buffer lies beside this checkpoint: learning goes on once learning_starts frames are collected anew"
+        )
+    console.note("open episodes start anew; all else continues where the checkpoint was taken")
+    if config.total_frames > origin.state.budget > 0:
+        console.note(f"schedules ran over the first budget of {origin.state.budget:,} frames and stay at their end")
+
+
+def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None:
+    """Takes weights and normaliser of a checkpoint, nothing else.
+
+    Raises:
+        ConfigError: it has other spaces or another network.
+    """
+    if header.leaves != tuple(env.leaves) or replace(header.actions, squash="clip") != env.actions:
+        raise ConfigError(
+            Problem("init", f"{header.path} was trained on {header.state.env}, whose spaces are not those of {env.id}")
+        )
+    try:
+        checkpoint.load(algorithm, header.path, only=("policy", "critic", "target", "normalizer"))
+    except CheckpointError as error:
+        raise ConfigError(Problem("init", f"its networks do not fit this algorithm and network: {error}")) from error
+
+
+def _planned_updates(config: RunConfig) -> int:
+    return config.algo.updates(config) if config.total_frames > 0 else -1
+
+
+def _budget_in_words(frames: int) -> str:
+    return "until stopped" if frames < 0 else f"{frames:,} frames"
+
+
+class Interruption:
+    """The signal that asked to stop, if one did."""
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Remembers the first; a second SIGINT stops at once."""
+        del frame
+        if self.by is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = signal.Signals(number)
+
+
+@contextmanager
+def interrupts() -> Iterator[Interruption]:
+    """SIGINT and SIGTERM end the loop after its batch instead of in the middle (in the main thread; elsewhere they
+    are not ours to take)."""
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    previous = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
