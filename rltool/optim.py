@@ -41,7 +41,7 @@ class FlatParameters:
             if p.requires_grad
         }
         self.parameters: list[nn.Parameter] = list(named.values())
-        self._named = named
+        self._modules = dict(modules)
         self._slices: dict[str, tuple[int, torch.Size]] = {}
         offset = 0
         for name, parameter in named.items():
@@ -77,8 +77,11 @@ class FlatParameters:
 
     def check(self) -> None:
         """Asserts that every parameter still lies in the flat tensor."""
-        for name, view in self.views(self.data.data).items():
-            assert self._named[name].data_ptr() == view.data_ptr(), f"{name} has left the flat tensor"
+        views = self.views(self.data.data)
+        for module, part in self._modules.items():
+            for name, parameter in part.named_parameters():
+                if (full := f"{module}.{name}") in views:
+                    assert parameter.data_ptr() == views[full].data_ptr(), f"{full} has left the flat tensor"
 
 
 class Optimizer:

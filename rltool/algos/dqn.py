@@ -58,6 +58,8 @@ class DQN(Algorithm):
             delay_value=True,
             double_dqn=config.double,
             action_space="categorical",
+            # TorchRL's mean divides by the sum of the importance weights; the paper's divides by their number.
+            reduction="none",
         ).to(run.device)
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
         self.loss.in_keys  # noqa: B018 - filled in at first use, which would make a compiled graph compile again
@@ -163,7 +165,7 @@ class DQN(Algorithm):
         minibatch = TensorDict(
             {"features": features, "action": action, "priority_weight": weight, "next": following}, [features.shape[0]]
         )
-        loss = self.loss(minibatch)["loss"]
+        loss = self.loss(minibatch)["loss"].mean()
         gradient = self.flat.gather(torch.autograd.grad(loss, self.flat.parameters))
         norm = gradient.norm()
         if self._config.max_grad_norm is not None:

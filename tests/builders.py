@@ -1,0 +1,93 @@
+"""Small objects for tests of the algorithms: configurations from conf/, runtimes without an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from tensordict import TensorDict
+
+from rltool.actions import ActionSpec
+from rltool.algos.base import Runtime
+from rltool.algos.dqn import DQN
+from rltool.algos.ppo import PPO
+from rltool.compiling import Compiler
+from rltool.composition import compose
+from rltool.config import load
+from rltool.schema import RunConfig
+from rltool.spaces import OBSERVATION, LeafSpec
+
+DISCRETE = ActionSpec("discrete", (), "int64", n=3)
+BOX = ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 4.0))
+
+
+def run_config(*overrides: str) -> RunConfig:
+    """A checked configuration; two environments and no tuned file unless the overrides say otherwise."""
+    names = {word.partition("=")[0] for word in overrides}
+    words = [word for word in ("env=cartpole", "tuned=none", "env.num_envs=2") if word.partition("=")[0] not in names]
+    return load(compose([*words, *overrides]).tree)
+
+
+def runtime(
+    config: RunConfig,
+    actions: ActionSpec,
+    observation: int = 4,
+    leaves: Sequence[LeafSpec] | None = None,
+    compiled: bool = False,
+    notes: list[str] | None = None,
+) -> Runtime:
+    """What an algorithm is built from, on the CPU."""
+    notes = [] if notes is None else notes
+    return Runtime(
+        leaves=leaves or (LeafSpec(OBSERVATION, "box", (observation,), "float32"),),
+        actions=actions,
+        num_envs=config.env.num_envs,
+        network=config.network,
+        optim=config.optim,
+        buffer=config.buffer,
+        device=torch.device("cpu"),
+        budget=config.total_frames,
+        seed=0,
+        compiler=Compiler(compiled, 1, notes.append),
+        note=notes.append,
+    )
+
+
+def ppo(actions: ActionSpec, *overrides: str, compiled: bool = False, notes: list[str] | None = None) -> PPO:
+    """PPO on four numbers, without normalisation unless asked for."""
+    config = run_config("algo=ppo", "algo.normalize_observation=false", "algo.warmup_frames=0", *overrides)
+    return cast("PPO", config.algo.build(run=runtime(config, actions, compiled=compiled, notes=notes)))
+
+
+def dqn(*overrides: str, compiled: bool = False) -> DQN:
+    """DQN on four numbers and three actions."""
+    config = run_config("algo=dqn", *overrides)
+    return cast("DQN", config.algo.build(run=runtime(config, DISCRETE, compiled=compiled)))
+
+
+def batch(
+    num_envs: int,
+    steps: int,
+    actions: ActionSpec,
+    *,
+    reward: torch.Tensor | None = None,
+    terminated: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    seed: int = 0,
+) -> TensorDict:
+    """A batch ``[num_envs, steps]`` of random observations in a row: what follows a step is the next row."""
+    source = torch.Generator().manual_seed(seed)
+    observation = torch.randn(num_envs, steps + 1, 4, generator=source)
+    action = actions.random(num_envs * steps, source).unflatten(0, (num_envs, steps))
+    flags = {"terminated": terminated, "truncated": truncated}
+    ends = {name: torch.zeros(num_envs, steps, dtype=torch.bool) if flag is None else flag for name, flag in flags.items()}
+    following = {
+        "observation": observation[:, 1:].clone(),
+        "reward": (torch.randn(num_envs, steps, generator=source) if reward is None else reward).unsqueeze(-1),
+        **{name: flag.unsqueeze(-1) for name, flag in ends.items()},
+        "done": (ends["terminated"] | ends["truncated"]).unsqueeze(-1),
+    }
+    return TensorDict(
+        {"observation": observation[:, :-1].clone(), "action": action, "next": following}, [num_envs, steps]
+    )
