@@ -64,6 +64,10 @@ class Behaviour(Protocol):
         """Frames of the next batch."""
 
     @property
+    def batch_frames(self) -> int:
+        """Frames of every batch after the warm-up."""
+
+    @property
     def actions(self) -> ActionSpec:
         """The action space in the units that the policy works in."""
 
@@ -87,6 +91,30 @@ class Episodes:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+
+
+class RunningEpisodes:
+    """Returns and lengths of the episodes that are going on in each environment; float64, so that long ones keep digits."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+
+    def add(self, reward: Array, done: Array) -> Episodes:
+        """Takes in a batch, both ``[steps, num_envs]``; gives the episodes that ended in it, one environment after the
+        other."""
+        ended = Episodes()
+        for index in range(reward.shape[1]):
+            begin = 0
+            for end in np.flatnonzero(done[:, index]):
+                part = reward[begin : end + 1, index].sum(dtype=np.float64)
+                ended.returns.append(float(self._return[index] + part))
+                ended.lengths.append(int(self._length[index]) + int(end) + 1 - begin)
+                self._return[index], self._length[index] = 0.0, 0
+                begin = int(end) + 1
+            self._return[index] += reward[begin:, index].sum(dtype=np.float64)
+            self._length[index] += len(reward) - begin
+        return ended
 
 
 class Collector:
@@ -126,8 +154,7 @@ class Collector:
         self.total_frames = total_frames
         self.frames = frames
         self.episodes = Episodes()
-        self._return = np.zeros(env.num_envs)
-        self._length = np.zeros(env.num_envs, np.int64)
+        self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
 
     def __iter__(self) -> Iterator[TensorDict]:
@@ -174,7 +201,7 @@ class Collector:
             for key, array in final.items():
                 following[key][t, index] = torch.as_tensor(array)
         self._check_finite(observed, following, chosen, reward)
-        self._count(reward, terminated | truncated)
+        self.episodes = self._running.add(reward, terminated | truncated)
         self.frames += steps * num_envs
         return self._batch(
             {key: view[:-1] for key, view in views.items()}, following, taken, reward, terminated, truncated
@@ -201,39 +228,25 @@ class Collector:
             batch.set(("next", *key), value)
         return batch.to(self._device).transpose(0, 1)
 
-    def _count(self, reward: Array, done: Array) -> None:
-        """Adds the batch to the running returns; float64, so that long episodes keep their digits."""
-        self.episodes = Episodes()
-        if not done.any():
-            self._return += reward.sum(0, dtype=np.float64)
-            self._length += len(reward)
-            return
-        for index in range(reward.shape[1]):
-            begin = 0
-            for end in np.flatnonzero(done[:, index]):
-                self.episodes.returns.append(
-                    float(self._return[index] + reward[begin : end + 1, index].sum(dtype=np.float64))
-                )
-                self.episodes.lengths.append(int(self._length[index]) + int(end) + 1 - begin)
-                self._return[index], self._length[index] = 0.0, 0
-                begin = int(end) + 1
-            self._return[index] += reward[begin:, index].sum(dtype=np.float64)
-            self._length[index] += len(reward) - begin
-
     def _check_finite(
         self, observed: Mapping[Key, Array], following: Mapping[Key, Tensor], action: Array, reward: Array
     ) -> None:
-        arrays: list[tuple[str, Array]] = [("action", action), ("reward", reward)]
-        arrays += [(".".join(key), array) for key, array in observed.items()]
-        arrays += [(".".join(key) + " (last of an episode)", value.numpy()) for key, value in following.items()]
-        for name, array in arrays:
+        # Name, array, and the step its first row belongs to, in the order in which a step makes them: the first fault
+        # is then the cause and not its effect.
+        arrays: list[tuple[str, Array, int]] = [(".".join(key), array, 0) for key, array in observed.items()]
+        arrays += [("action", action, 0), ("reward", reward, 0)]
+        arrays += [(".".join(key) + " (last of an episode)", value.numpy(), 1) for key, value in following.items()]
+        faults: list[tuple[int, int, str]] = []
+        for order, (name, array, first) in enumerate(arrays):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 where = np.argwhere(~np.isfinite(array))[0]
-                frame = self.frames + int(where[0]) * reward.shape[1]
-                raise NonFiniteError(
-                    f"{name} of environment {int(where[1])} is {array[tuple(where)]} at frame {frame}. "
-                    f"Nothing was learned from this batch; mend the environment, or look at its inputs"
-                )
+                step = first + int(where[0])
+                what = f"{name} of environment {int(where[1])} is {array[tuple(where)]}"
+                faults.append((step, order, f"{what} at frame {self.frames + step * reward.shape[1]}"))
+        if faults:
+            raise NonFiniteError(
+                f"{min(faults)[2]}. Nothing was learned from this batch; mend the environment, or look at its inputs"
+            )
 
     def shutdown(self) -> None:
         """Does nothing: the environment belongs to whoever built it. (TorchRL's collectors have this method.)"""

@@ -6,12 +6,16 @@ hands over the true final observation of an episode.
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
 import sys
+from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
@@ -35,6 +39,10 @@ CHECKED_STEPS = 100
 # A module that an environment may lack -> the extra of rltool that brings it.
 EXTRAS = {"box2d": "box2d", "gymnasium[box2d]": "box2d", "ale_py": "atari", "ale-py": "atari", "minigrid": "minigrid"}
 
+# How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
+# once and know what plugins registered. Elsewhere fork is missing or unsafe.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
 GymEnv = gymnasium.Env[Any, Any]
 
 
@@ -48,6 +56,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._name = f"environment {index} ({name}, {type(env.unwrapped).__name__})"
         self._specs = leaf_specs(env.observation_space, name)
+        parameters = inspect.signature(env.unwrapped.reset).parameters
+        if not {"seed", "options"} <= set(parameters) and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise EnvironmentFault(f"{self._name}: reset() must take seed and options, found ({', '.join(parameters)})")
         self._plain = self._specs[0].shape if len(self._specs) == 1 and self._specs[0].key == ("observation",) else None
         self._steps = 0
 
@@ -116,14 +127,12 @@ def _shown(result: object) -> str:
 
 
 def make_env(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
-    """One environment with the wrappers of the config (picklable, so that worker processes can call it).
+    """One environment with the wrappers of the config.
 
     Raises:
         ConfigError: the id, an argument or a wrapper is wrong, or a package is missing.
+        EnvironmentFault: it is none of Gymnasium's kind.
     """
-    if index > 0:
-        # A worker process draws its own numbers; in this process seed_world() has been called already.
-        _in_worker_seed(index)
     env = _gym_make(config, render_mode)
     for position, wrapper in enumerate(config.wrappers):
         path = f"env.wrappers[{position}]"
@@ -149,16 +158,22 @@ def single_env(config: EnvConfig, index: int, render_mode: str | None = None) ->
     Raises:
         ConfigError: it cannot be made.
     """
-    if not isinstance(config, GymEnvConfig):
-        raise ConfigError(Problem("env.kind", f"expected gym, found {config.kind}"))
-    return make_env(config, index, render_mode)
+    return cast("type[GymVectorEnv]", config.target()).single(config, index, render_mode)  # type: ignore[arg-type]
 
 
-def _in_worker_seed(index: int) -> None:
-    import multiprocessing
+def make_env_in_worker(config: GymEnvConfig, index: int, world: int, parent: int) -> EnvContract:
+    """:func:`make_env` for a worker process (picklable; Gymnasium calls the first in the parent, too, for the spaces).
 
-    if multiprocessing.parent_process() is not None:
-        seed_world(index)
+    Args:
+        config, index: as for :func:`make_env`.
+        world: seeds the worker's global generators; those of the parent are seeded already.
+        parent: process id of the parent.
+    """
+    if os.getpid() != parent:
+        seed_world(world)
+        # Ctrl-C reaches every process of a terminal; when to stop is for the process that saves the checkpoint to say.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return make_env(config, index)
 
 
 def _gym_make(config: GymEnvConfig, render_mode: str | None) -> GymEnv:
@@ -185,7 +200,9 @@ def _gym_make(config: GymEnvConfig, render_mode: str | None) -> GymEnv:
             )
         ) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigError(Problem("env.id", f"expected a registered id, found {config.id}: {error}")) from error
+        raise ConfigError(
+            Problem("env.id", f"expected a registered id, found {config.id}: {error}", _extra(str(error)))
+        ) from error
     except ImportError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be imported: {error}", _extra(str(error)))) from error
     except TypeError as error:
@@ -214,7 +231,11 @@ def import_user_module(name: str, path: str) -> object:
         return import_module(name)
     except ImportError as error:
         raise ConfigError(
-            Problem(path, f"module {name} cannot be imported: {error}", "Install it, or run where its file lies")
+            Problem(
+                path,
+                f"module {name} cannot be imported: {error}",
+                _extra(name) or "Install it, or run where its file lies",
+            )
         ) from error
 
 
@@ -238,20 +259,30 @@ class GymVectorEnv:
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         self.num_envs = config.num_envs
         self._seeds = seeds(seed, Stream.TRAIN_ENV, config.num_envs, start=session * config.num_envs)
-        probe = make_env(config, 0)
-        self.id = probe.spec.id if probe.spec is not None else config.id
-        module = config.id.rpartition(":")[0]
-        self.resolved_config = config.model_copy(update={"id": f"{module}:{self.id}" if module else self.id})
-        self.observation_space, self.action_space = probe.observation_space, probe.action_space
-        self.leaves: tuple[LeafSpec, ...] = leaf_specs(probe.observation_space, self.id)
-        self.actions: ActionSpec = action_spec(probe.action_space, self.id)
-        probe.close()
-        factories = [partial(make_env, config, index) for index in range(config.num_envs)]
+        with closing(make_env(config, 0)) as probe:
+            self.id = probe.spec.id if probe.spec is not None else config.id
+            module = config.id.rpartition(":")[0]
+            self.resolved_config = config.model_copy(update={"id": f"{module}:{self.id}" if module else self.id})
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            self.leaves: tuple[LeafSpec, ...] = leaf_specs(probe.observation_space, self.id)
+            self.actions: ActionSpec = action_spec(probe.action_space, self.id)
         self._env: VectorEnv[Any, Any, Any]
         if config.backend == "async":
-            self._env = AsyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+            workers = [
+                partial(make_env_in_worker, config, index, world, os.getpid())
+                for index, world in enumerate(self._seeds)
+            ]
+            self._env = AsyncVectorEnv(
+                workers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP, context=START_METHOD
+            )
         else:
+            factories = [partial(make_env, config, index) for index in range(config.num_envs)]
             self._env = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    @staticmethod
+    def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
+        """One of these environments; see :func:`single_env`."""
+        return make_env(config, index, render_mode)
 
     def reset(self) -> Leaves:
         """Starts every environment at its own seed; leaves ``[num_envs, *shape]``."""

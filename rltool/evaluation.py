@@ -13,8 +13,8 @@ import torch
 
 from rltool.actions import action_spec
 from rltool.envs import single_env
-from rltool.errors import ConfigError, Problem
-from rltool.seeding import Stream, generator, seeds, untouched_world
+from rltool.errors import ConfigError, NonFiniteError, Problem
+from rltool.seeding import Stream, generator, seed_world, seeds, untouched_world
 from rltool.spaces import flatten, leaf_specs
 
 if TYPE_CHECKING:
@@ -143,12 +143,22 @@ class Evaluator:
             streams: random streams of environments and of sampling.
             frames: frame counter of the policy (an ε schedule samples as it stands there).
             checkpoint: recorded in the report.
+
+        Raises:
+            NonFiniteError: a return is NaN or infinite.
         """
         starts = seeds(seed, streams[0], episodes)
         with untouched_world(), torch.no_grad():
+            seed_world(starts[0])  # some environments draw from the global generators
             returns, lengths, cut = self._run(
                 actor, starts, max_steps, deterministic, generator(seed, streams[1]), frames
             )
+        for episode, value in enumerate(returns):
+            if not np.isfinite(value):
+                raise NonFiniteError(
+                    f"the return of evaluation episode {episode} on {self.id} is {value}: the environment gave a reward "
+                    "that is no finite number, or was given such an action"
+                )
         low, high = bootstrap_interval(returns)
         array = np.asarray(returns)
         return EvalReport(

@@ -28,8 +28,14 @@ class Schema(BaseModel):
 
     def build(self, **runtime: object) -> object:
         """The object this node describes, made by the registered builder from runtime objects (specs, device, …)."""
-        module, _, attribute = self.builder.partition(":")
-        return getattr(import_module(module), attribute)(self, **runtime)
+        return self.target()(self, **runtime)
+
+    @classmethod
+    def target(cls) -> Callable[..., object]:
+        """The registered builder, imported."""
+        module, _, attribute = cls.builder.partition(":")
+        builder: Callable[..., object] = getattr(import_module(module), attribute)
+        return builder
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         """What is wrong with this node in the company of the others (rules across fields and groups)."""

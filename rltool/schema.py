@@ -88,7 +88,7 @@ class GymEnvConfig(EnvConfig):
     max_episode_steps: PositiveCount | None = Field(description="time limit in steps; null: the environment's own")
 
 
-@register("env", "torchrl", builder="rltool.envs:TorchRLVectorEnv")
+@register("env", "torchrl", builder="rltool.torchrl_env:TorchRLVectorEnv")
 class TorchRLEnvConfig(EnvConfig):
     """A TorchRL EnvBase, collected by TorchRL's own collector."""
 
@@ -160,8 +160,9 @@ class PPOConfig(AlgoConfig):
     )
 
     def updates(self, run: RunConfig) -> int:
-        frames = self.batch_frames(run.env.num_envs)
-        return max(run.total_frames, 0) // frames * self.epochs * (frames // self.minibatch_size)
+        frames, num_envs = self.batch_frames(run.env.num_envs), run.env.num_envs
+        learned = max(run.total_frames - -(-self.warmup_frames // num_envs) * num_envs, 0)
+        return -(-learned // frames) * self.epochs * (frames // self.minibatch_size)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

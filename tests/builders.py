@@ -36,8 +36,9 @@ def runtime(
     leaves: Sequence[LeafSpec] | None = None,
     compiled: bool = False,
     notes: list[str] | None = None,
+    device: str = "cpu",
 ) -> Runtime:
-    """What an algorithm is built from, on the CPU."""
+    """What an algorithm is built from."""
     notes = [] if notes is None else notes
     return Runtime(
         leaves=leaves or (LeafSpec(OBSERVATION, "box", (observation,), "float32"),),
@@ -46,7 +47,7 @@ def runtime(
         network=config.network,
         optim=config.optim,
         buffer=config.buffer,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         budget=config.total_frames,
         seed=0,
         compiler=Compiler(compiled, 1, notes.append),
@@ -54,16 +55,18 @@ def runtime(
     )
 
 
-def ppo(actions: ActionSpec, *overrides: str, compiled: bool = False, notes: list[str] | None = None) -> PPO:
+def ppo(
+    actions: ActionSpec, *overrides: str, compiled: bool = False, notes: list[str] | None = None, device: str = "cpu"
+) -> PPO:
     """PPO on four numbers, without normalisation unless asked for."""
     config = run_config("algo=ppo", "algo.normalize_observation=false", "algo.warmup_frames=0", *overrides)
-    return cast("PPO", config.algo.build(run=runtime(config, actions, compiled=compiled, notes=notes)))
+    return cast("PPO", config.algo.build(run=runtime(config, actions, compiled=compiled, notes=notes, device=device)))
 
 
-def dqn(*overrides: str, compiled: bool = False) -> DQN:
+def dqn(*overrides: str, compiled: bool = False, device: str = "cpu") -> DQN:
     """DQN on four numbers and three actions."""
     config = run_config("algo=dqn", *overrides)
-    return cast("DQN", config.algo.build(run=runtime(config, DISCRETE, compiled=compiled)))
+    return cast("DQN", config.algo.build(run=runtime(config, DISCRETE, compiled=compiled, device=device)))
 
 
 def batch(

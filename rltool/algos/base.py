@@ -111,6 +111,7 @@ class Algorithm(ABC):
         preprocessor: features from leaves, with the observation statistics.
         counters: what it has done so far.
         weights: random numbers for initial weights.
+        batch_frames: frames of a batch, a whole number of steps of all environments.
         extras: components from outside that a checkpoint keeps too (the collector's random numbers).
     """
 
@@ -123,7 +124,7 @@ class Algorithm(ABC):
         self.preprocessor = Preprocessor(run.leaves, normalize=config.normalize_observation).to(run.device)
         self._keys: tuple[Key, ...] = tuple(spec.key for spec in run.leaves)
         self._num_envs = run.num_envs
-        self._batch_frames = config.batch_frames(run.num_envs)
+        self.batch_frames = config.batch_frames(run.num_envs)
         self._warmup_frames = config.warmup_frames
         self._random = RandomExplorer(run.actions)
         self._minibatch_order = generator(run.seed, Stream.MINIBATCH)
@@ -159,7 +160,7 @@ class Algorithm(ABC):
     @property
     def frames_per_batch(self) -> int:
         """Frames of the next batch (a collector may round up to whole steps of its environments)."""
-        return self._warmup_frames - self.counters.warmup if self.warming_up else self._batch_frames
+        return self._warmup_frames - self.counters.warmup if self.warming_up else self.batch_frames
 
     def update(self, batch: TensorDict, frames: int) -> Metrics:
         """Learns from a batch, then feeds the observation statistics with it.

@@ -88,9 +88,9 @@ class PPO(Algorithm):
         self.reward_scale = ReturnScale(run.num_envs, config.gamma).to(device) if config.scale_reward else None
         self._buffer = cast("RolloutBuffer", run.buffer.build(generator=self._minibatch_order))
         self._gradient = run.compiler(self.gradient)
-        if dropped := self._batch_frames % config.minibatch_size:
+        if dropped := self.batch_frames % config.minibatch_size:
             run.note(
-                f"{self._batch_frames} frames a batch make {self._batch_frames // config.minibatch_size} minibatches of "
+                f"{self.batch_frames} frames a batch make {self.batch_frames // config.minibatch_size} minibatches of "
                 f"{config.minibatch_size}; the other {dropped} frames sit out each epoch, drawn anew"
             )
 
