@@ -6,19 +6,22 @@ A policy sees each bounded dimension as [-1, 1] and a discrete choice as 0 … n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from pydantic import JsonValue
-from torch import Tensor
 
 from rltool.errors import ConfigError, Problem
 from rltool.spaces import Array
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Squash = Literal["clip", "tanh"]
 
@@ -34,6 +37,9 @@ class ActionSpec:
         n, start: number of choices and the first one (discrete).
         low, high: bounds of each dimension, flat, ±inf where there is none (box).
         squash: how a number outside [-1, 1] is brought in, where a dimension is bounded on both sides.
+
+    Raises:
+        ValueError: the parts contradict each other.
     """
 
     kind: Literal["discrete", "box"]
@@ -44,6 +50,14 @@ class ActionSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     squash: Squash = "clip"
+
+    def __post_init__(self) -> None:
+        discrete = self.kind == "discrete"
+        dimensions = 0 if discrete else math.prod(self.shape)
+        sound = (self.shape == () and self.n > 0) if discrete else min(self.shape, default=1) > 0
+        fits = np.dtype(self.dtype).kind in ("iu" if discrete else "f")
+        if not (sound and fits and len(self.low) == len(self.high) == dimensions):
+            raise ValueError(f"no such action space: {self!r}")
 
     def __str__(self) -> str:
         if self.kind == "discrete":
@@ -77,16 +91,19 @@ class ActionSpec:
         if self.kind == "discrete":
             return (action + self.start).astype(self.dtype, copy=False)
         low, high, bounded = self._bounds
+        action = action.astype(np.float64)
         squashed = np.tanh(action) if self.squash == "tanh" else np.clip(action, -1.0, 1.0)
-        with np.errstate(invalid="ignore"):
-            scaled = np.where(bounded, low + (squashed + 1.0) * 0.5 * (high - low), action)
-        cast_bounds = low.astype(self.dtype), high.astype(self.dtype)
-        clipped = np.clip(scaled.astype(self.dtype), *cast_bounds)
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A weighted mean of the bounds: high - low could overflow, and ±1 gives the bounds themselves.
+            scaled = np.where(bounded, (0.5 - 0.5 * squashed) * low + (0.5 + 0.5 * squashed) * high, action)
+            clipped = np.clip(scaled.astype(self.dtype), low.astype(self.dtype), high.astype(self.dtype))
         return cast("Array", clipped.reshape(len(action), *self.shape))
 
     def random(self, count: int, generator: torch.Generator) -> Tensor:
         """Random actions in policy units: ``[count]`` uniform choices, or ``[count, dimensions]`` uniform over bounded
         dimensions and standard normal over the others."""
+        import torch
+
         if self.kind == "discrete":
             return torch.randint(self.n, (count,), generator=generator)
         uniform = torch.rand(count, self.size, generator=generator) * 2.0 - 1.0

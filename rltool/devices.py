@@ -36,5 +36,8 @@ def describe_device(device: torch.device, asked: str) -> str:
 def quieten_libraries() -> None:
     """Turns off messages of the libraries that tell a user of rltool nothing he could act on."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    import torchrl  # noqa: F401 - sets its log level when it is imported
+
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # torchrl reads it as it is imported, which comes later
+    logging.getLogger("torchrl").setLevel(os.environ["RL_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules.*", category=FutureWarning)

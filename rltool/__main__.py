@@ -1,0 +1,7 @@
+"""``python -m rltool``."""
+
+import sys
+
+from rltool.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands of ``rltool``, one module each, with a ``main(options) -> exit code``."""

@@ -1,0 +1,390 @@
+"""From what was typed to the composed tree: config files, overrides, Hydra. No torch.
+
+Hydra merges; what it would refuse one at a time (unknown keys, misspelt options, missing choices) is gathered here and in
+:func:`rltool.config.load`, so that a user sees every problem on one screen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from rltool.configfiles import ConfigFiles
+from rltool.errors import ConfigError, Problem
+from rltool.wording import did_you_mean, nearest
+
+VERSION_BASE = "1.3"
+
+# Keys whose value is a path: relative to where the user typed it, absolute from here on.
+PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out"})
+
+# How many options stand in for a missing or misspelt choice while the other problems are looked for.
+_STAND_INS = 2
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One override: as typed, and as Hydra gets it.
+
+    Attributes:
+        word: what was typed.
+        hydra: the same for Hydra: a plain ``a.b=v`` became ``++a.b=v``, a path absolute.
+        override: ``hydra``, parsed.
+        is_choice: it chooses an option of a group.
+    """
+
+    word: str
+    hydra: str
+    override: Override
+    is_choice: bool
+
+    @property
+    def key(self) -> str:
+        """The dotted key or the group."""
+        return self.override.key_or_group
+
+    @property
+    def values(self) -> list[str]:
+        """The values, as they would be typed; more than one in a sweep."""
+        if self.override.is_sweep_override():
+            return (
+                [str(value) for value in self.override.sweep_string_iterator()]
+                if self.override.is_discrete_sweep()
+                else []
+            )
+        return [str(self.override.get_value_element_as_str())]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The overrides of a command line, looked at one by one.
+
+    Attributes:
+        typed: those that can be read.
+        problems: what is wrong with the others, and with the choices.
+        stand_ins: for each group whose choice is missing or wrong, options to go on with.
+    """
+
+    typed: tuple[Typed, ...]
+    problems: tuple[Problem, ...] = ()
+    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def words(self) -> list[str]:
+        """What Hydra gets."""
+        return [typed.hydra for typed in self.typed]
+
+    def get(self, key: str) -> Typed | None:
+        """The last override of a key."""
+        return next((typed for typed in reversed(self.typed) if typed.key == key), None)
+
+    def jobs(self, params: Mapping[str, object] | None = None) -> list[list[str]]:
+        """The overrides of each job of a sweep, in Hydra's order; one job where nothing is swept.
+
+        Args:
+            params: sweep parameters from the configuration (``hydra.sweeper.params``).
+        """
+        extra = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in (params or {}).items()])
+        lists: dict[str, list[str]] = {}
+        for override in [*extra, *(typed.override for typed in self.typed)]:
+            key = override.get_key_element()
+            if not override.is_sweep_override():
+                lists[key] = [f"{key}={override.get_value_element_as_str()}"]
+            elif override.is_discrete_sweep():
+                lists[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            # A range is the business of a search: it has no list of jobs to look at beforehand.
+        return [list(job) for job in itertools.product(*lists.values())]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What Hydra composed.
+
+    Attributes:
+        tree: the resolved configuration, plain; a value that is still missing is ``???``.
+        choices: the option chosen of each group.
+        tuned: the name of the tuned file that was applied, or None.
+        hydra: Hydra's own node, unresolved.
+    """
+
+    tree: dict[str, object]
+    choices: dict[str, str]
+    tuned: str | None
+    hydra: DictConfig
+
+    @cached_property
+    def run_directory(self) -> Path:
+        """Where a single run goes, absolute."""
+        return self._directory("run.dir")
+
+    @cached_property
+    def sweep_directory(self) -> Path:
+        """Where the jobs of a sweep go, absolute."""
+        return self._directory("sweep.dir")
+
+    def _directory(self, key: str) -> Path:
+        try:
+            path = OmegaConf.select(self.hydra, f"hydra.{key}", throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(Problem(f"hydra.{key}", _first_line(error))) from error
+        return Path(os.path.abspath(os.path.expanduser(str(path))))
+
+
+def read_overrides(
+    words: Sequence[str],
+    files: ConfigFiles,
+    *,
+    name: str = "train",
+    multirun: bool = False,
+    choices_allowed: bool = True,
+) -> Line:
+    """The overrides of a command line: parsed, made ready for Hydra, and the choices of groups checked.
+
+    Args:
+        words: what was typed.
+        files: where options lie.
+        name: the primary config, whose defaults list says which groups must be chosen.
+        multirun: several values for one key are a sweep, not a mistake.
+        choices_allowed: False where a saved configuration is the base, whose options are settled.
+    """
+    typed: list[Typed] = []
+    problems: list[Problem] = []
+    stand_ins: dict[str, tuple[str, ...]] = {}
+    defaults = files.defaults(name)
+    for word in words:
+        one = _read(word, files, defaults, files.primary(name))
+        if isinstance(one, Problem):
+            problems.append(one)
+        elif one.override.is_sweep_override() and not multirun and not one.override.is_hydra_override():
+            problems.append(
+                Problem(
+                    one.key,
+                    f"expected one value, found several: {word.partition('=')[2]}",
+                    "Add -m to run them one after the other"
+                    + ("" if one.is_choice else f", or write {one.key}=[…] for a list"),
+                )
+            )
+            if one.is_choice:
+                stand_ins[one.key] = tuple(one.values[:_STAND_INS])
+        else:
+            typed.append(one)
+    if not choices_allowed:
+        return Line(tuple(typed), tuple(problems))
+    chosen = set(stand_ins)
+    for one in typed:
+        if not one.is_choice:
+            continue
+        chosen |= {one.key}
+        for value in one.values:
+            problem = _choice_problem(one.key, value, files)
+            if problem is not None:
+                problems.append(problem)
+                stand_ins[one.key] = _candidates(one.key, value, files)
+            else:
+                chosen |= set(files.read(one.key, value).overrides) if files.find(one.key, value) else set()
+    for group, default in defaults.items():
+        if default == "???" and group not in chosen:
+            options = ", ".join(files.options(group))
+            problems.append(Problem(group, "a value is required", f"Give {group}=OPTION, one of {options}"))
+            stand_ins[group] = _candidates(group, "", files)
+    kept = tuple(one for one in typed if one.key not in stand_ins)
+    return Line(kept, tuple(problems), stand_ins)
+
+
+def compose(words: Sequence[str], files: ConfigFiles | None = None, name: str = "train") -> Composition:
+    """What Hydra makes of overrides that are ready for it.
+
+    Raises:
+        ConfigError: Hydra cannot compose or resolve them.
+    """
+    files = files or ConfigFiles.find_main()
+    before = HydraConfig.instance().cfg
+    try:
+        with searching(files), initialize_config_dir(str(files.main), job_name=name, version_base=VERSION_BASE):
+            config = hydra_compose(name, overrides=[*words, *files.search_path_override()], return_hydra_config=True)
+            HydraConfig.instance().set_config(config)  # for ${hydra:…}
+            node = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+            tree = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, files)) from error
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        # Hydra stumbles over some overrides of its own settings without an error class for them.
+        raise ConfigError(f"Hydra cannot compose these overrides: {_first_line(error)}") from error
+    finally:
+        HydraConfig.instance().cfg = before
+    choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
+    return Composition(cast("dict[str, object]", tree), choices, files.tuned_name(choices.get("tuned")), config)
+
+
+def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
+    """What Hydra or OmegaConf did not like, in the words of the command line."""
+    if isinstance(error, ConfigError):
+        return list(error.problems)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and "/" in str(error.missing_cfg_file):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        problem = files.problem(group, option)
+        if problem is not None:
+            return [problem]
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        text = _first_line(cause)
+        parent = cause.parent_node
+        if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(parent, DictConfig):
+            head, _, name = str(cause.full_key).rpartition(".")
+            guesses = [f"{head}.{key}" if head else key for key in nearest(name, map(str, parent))]
+            return [Problem(str(cause.full_key), "no such key", did_you_mean(guesses))]
+        if "nterpolation" in type(cause).__name__ or "recursive" in text.lower():
+            text = f"its ${{…}} reference cannot be resolved: {text}"
+        return [Problem(str(cause.full_key or ""), text)]
+    return [Problem("", _first_line(error))]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def quoted(value: str) -> str:
+    """Text in the quotes of Hydra's override grammar."""
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+def _read(word: str, files: ConfigFiles, defaults: Mapping[str, str], primary: Mapping[str, object]) -> Typed | Problem:
+    key, equals, value = word.partition("=")
+    bare = key.lstrip("+~")
+    if not equals and not word.startswith("~"):
+        return _not_an_override(word, files)
+    word_for_hydra = f"{bare}={_absolute(value)}" if bare in PATH_KEYS else word
+    try:
+        override = OverridesParser.create().parse_override(word_for_hydra)
+    except HydraException as error:
+        return Problem(bare, f"cannot read {value!r}: {_first_line(error)}", f"Quote it: '{key}=\"{value}\"'")
+    if (
+        override.is_hydra_override()
+        or override.is_delete()
+        or "/" in bare
+        or "@" in bare
+        or override.package is not None
+    ):
+        return Typed(word, word_for_hydra, override, is_choice=False)
+    if files.is_group(bare) and not isinstance(_value(override), dict):
+        if bare not in defaults and not key.startswith("+"):
+            hint = f"Change its keys: {bare}.KEY=VALUE" if bare in primary else "Leave it out"
+            return Problem(bare, f"is not chosen by this command, found {word}", hint)
+        # ``+group=option`` is needed for groups that the primary config does not list, and refused for those it does.
+        sign = "" if bare in defaults else "+"
+        plain = f"{sign}{bare}={value}"
+        return Typed(word, plain, OverridesParser.create().parse_override(plain), is_choice=bare in defaults)
+    forced = f"++{word_for_hydra.lstrip('+')}"
+    return Typed(word, forced, OverridesParser.create().parse_override(forced), is_choice=False)
+
+
+def _value(override: Override) -> object:
+    return None if override.is_sweep_override() else cast("object", override.value())
+
+
+def _not_an_override(word: str, files: ConfigFiles) -> Problem:
+    groups = [group for group in files.groups() if word in files.options(group) and word != "none"]
+    if groups:
+        return Problem(
+            "", f"expected key=value, found {word!r}", did_you_mean([f"{group}={word}" for group in groups[:2]])
+        )
+    if word.endswith(".ckpt") or os.sep in word:
+        return Problem("", f"expected key=value, found {word!r}", f"Did you mean checkpoint={word}?")
+    return Problem("", f"expected key=value, found {word!r}")
+
+
+def _absolute(value: str) -> str:
+    """A path value, or several with commas between, absolute and quoted; null stays null."""
+    if value in ("null", "None", "???", ""):
+        return value
+    try:
+        override = OverridesParser.create().parse_override(f"path={value}")
+    except HydraException:
+        paths = [value]  # a path with = or brackets in it is no word of Hydra's grammar, and still a path
+    else:
+        if override.is_discrete_sweep():
+            paths = [path.strip().strip("'\"") for path in override.sweep_string_iterator()]
+        else:
+            path = override.value()
+            if not isinstance(path, str):
+                return value
+            paths = [path]
+    return ",".join(quoted(os.path.abspath(os.path.expanduser(path))) for path in paths)
+
+
+def _choice_problem(group: str, option: str, files: ConfigFiles) -> Problem | None:
+    # Hydra also takes null (no option) and [a,b] (several).
+    return None if option == "null" or option.startswith("[") else files.problem(group, option)
+
+
+def _candidates(group: str, option: str, files: ConfigFiles) -> tuple[str, ...]:
+    options = list(files.options(group))
+    return tuple(dict.fromkeys([*nearest(option, options), *options]))[:_STAND_INS]
+
+
+# The directories that hold user files while Hydra composes; the resolver below has no other way to learn them.
+_user_directories: list[Path] = []
+
+
+@contextmanager
+def searching(files: ConfigFiles) -> Iterator[None]:
+    """While it lasts, the choice of a tuned file looks into the user's directories too."""
+    before = list(_user_directories)
+    _user_directories[:] = files.extra
+    try:
+        yield
+    finally:
+        _user_directories[:] = before
+
+
+def _uid() -> str:
+    return secrets.token_hex(3)
+
+
+def _tuned(*, _root_: DictConfig) -> str:
+    """The tuned file of the chosen env and algo: ``<env>-<algo>``, else ``<env>-<kind of algo>``.
+
+    Read in the defaults list of conf/train.yaml. Plain ``${env}-${algo}`` fails there as soon as either is swept, since
+    Hydra first composes without the swept choices.
+    """
+    if OmegaConf.is_missing(_root_, "env") or OmegaConf.is_missing(_root_, "algo"):
+        return "none"
+    env, algo = str(_root_.env), str(_root_.algo)
+    files = ConfigFiles(*_composing_directories())
+    if files.find("tuned", f"{env}-{algo}") is None and files.find("algo", algo) is not None:
+        by_kind = f"{env}-{files.read('algo', algo).node.get('kind')}"
+        if files.find("tuned", by_kind) is not None:
+            return by_kind
+    return f"{env}-{algo}"
+
+
+def _composing_directories() -> tuple[Path, tuple[Path, ...]]:
+    """The directories that Hydra is searching right now."""
+    paths: list[Path] = []
+    for element in GlobalHydra.instance().config_loader().get_search_path().get_path():
+        if element.provider not in ("hydra", "schema") and not str(element.path).startswith("pkg://"):
+            paths.append(Path(str(element.path).removeprefix("file://")))
+    main, *extra = paths
+    return main, (*extra, *_user_directories)
+
+
+OmegaConf.register_new_resolver("rltool.uid", _uid, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("rltool.tuned", _tuned, replace=True)

@@ -1,0 +1,277 @@
+"""The help pages: usage, examples, groups with their options, every key with its meaning and its default.
+
+Meanings come from the schemas, defaults from conf/. Neither torch nor Hydra is imported, so a page is there at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rltool.cli import COMMANDS
+
+if TYPE_CHECKING:
+    from rltool.cli import Options
+    from rltool.configfiles import ConfigFiles
+    from rltool.registry import Schema
+
+_EXAMPLES = {
+    "train": (
+        ("rltool train algo=ppo env=inverted_double_pendulum", ""),
+        ("rltool train algo=dqn env=cartpole optim.lr=1e-3 algo.double=true", ""),
+        ("rltool train -m algo=ppo env=cartpole seed=0,1,2", "a run for each value"),
+        ("rltool train algo=ppo env=gym env.id=my_module:MyEnv-v0", "an environment of your own"),
+        ("rltool train resume=runs/cartpole-ppo/… total_frames=2e6", "go on from its last checkpoint"),
+    ),
+    "eval": (
+        ("rltool eval checkpoint=runs/…/checkpoints/best.ckpt", ""),
+        ("rltool eval checkpoint=best.ckpt episodes=20 out=report.json", ""),
+        ("rltool eval checkpoint=best.ckpt render=true episodes=3", "watch it"),
+        ("rltool eval checkpoint=best.ckpt env.kwargs.sutton_barto_reward=true", "a changed environment"),
+    ),
+    "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),
+    "config": (
+        ("rltool config algo=ppo env=cartpole optim.lr=1e-3", "YAML, with the source of each value"),
+        ("rltool config algo=ppo env=cartpole --json", "for programs"),
+    ),
+    "env": (
+        ("rltool env env=cartpole", ""),
+        ("rltool env env=gym env.id=my_module:MyEnv-v0", "before you train on it"),
+    ),
+}
+_USAGE = {
+    "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
+    "eval": "rltool eval checkpoint=PATH [KEY=VALUE …]",
+    "list": "rltool list [GROUP] [options]",
+    "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
+    "env": "rltool env env=ENV [KEY=VALUE …] [options]",
+}
+_ABOUT = {
+    "train": "Trains an agent. What it does is one configuration: an option chosen from each group and any key changed on "
+    "top. A run gets a directory under runs/ with its checkpoints, metrics and TensorBoard events.",
+    "eval": "Evaluates the policy in a checkpoint. The environment and the network come from the checkpoint itself, which can "
+    "lie anywhere.",
+    "list": "Lists the options of a group (env, algo, network, …; plurals are fine) with a line about each, or all groups.",
+    "config": "Prints the configuration that rltool train would run with the same words, and where each value came from. "
+    "Trains nothing.",
+    "env": "Makes an environment and looks at it: observation and action spaces, a sample of each, TorchRL's check of its "
+    "specs, a short random rollout, and what is wrong if anything is.",
+}
+_OPTIONS = {
+    "--multirun": ("-m, --multirun", "run every combination of values separated by commas: seed=0,1,2"),
+    "--config-dir": ("--config-dir DIR", "a directory of your own config files, e.g. DIR/algo/my_ppo.yaml"),
+    "--cfg": ("--cfg job", "print the composed configuration and stop"),
+    "--info": ("--info [WHAT]", "how it was composed: all, defaults, searchpath, …"),
+    "--hydra-help": ("--hydra-help", "what Hydra's own settings are (hydra.run.dir=…, hydra/launcher=…)"),
+    "--json": ("--json", "as JSON: each key with its value and source"),
+    "--yaml": ("--yaml", "as plain YAML, without sources"),
+    "--help": ("-h, --help", "this page; with algo=dqn, optim=sgd, … the keys of that choice"),
+}
+_SYNTAX = (
+    ("optim.lr=1e-3", "a number; 1e6 is fine where a whole number is wanted"),
+    ("network.hidden=[128,128]", "a list; quote it where your shell minds brackets"),
+    ("algo.target_kl=null", "nothing; None is the same"),
+    ("env.kwargs.gravity=9.8", "a key of a free mapping"),
+)
+
+
+def overview() -> str:
+    """The page of ``rltool --help``."""
+    lines = [
+        "rltool trains reinforcement-learning agents from a config, on a command line.",
+        "",
+        _heading("usage"),
+        "  rltool COMMAND [KEY=VALUE …] [options]",
+        "",
+        _heading("commands"),
+        *_columns(COMMANDS.items(), 10),
+        "",
+        _heading("examples"),
+        "  rltool train algo=ppo env=inverted_double_pendulum",
+        "  rltool train algo=dqn env=cartpole optim.lr=1e-3",
+        "  rltool eval checkpoint=runs/…/checkpoints/best.ckpt",
+        "  tensorboard --logdir runs",
+        "",
+        _heading("options"),
+        *_columns(
+            [
+                ("-h, --help", "this page; after a command, its page"),
+                ("--version", "the versions of rltool, torch, torchrl, gymnasium, python"),
+                ("-sc install=bash", 'shell completion: eval "$(rltool -sc install=bash)"'),
+            ],
+            18,
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def page(command: str, options: Options) -> str:
+    """The page of ``rltool COMMAND --help``; choices among the overrides select the keys that are shown."""
+    from rltool.cli import OPTIONS
+
+    lines = [_heading("usage"), f"  {_USAGE[command]}", "", *_wrapped(_ABOUT[command], "")]
+    lines += ["", _heading("examples")]
+    for example, remark in _EXAMPLES[command]:
+        lines.append(
+            f"  {example}" + (f"   # {remark}" if remark and len(example) + len(remark) < _width() - 6 else "")
+        )
+    files = options.files()
+    choices = dict(word.lstrip("+").split("=", 1) for word in options.overrides if "=" in word)
+    if command in ("train", "config"):
+        lines += ["", *_train_keys(files, choices)]
+    elif command == "eval":
+        from rltool.schema import EvalRunConfig
+
+        lines += ["", _heading("keys"), *_keys(EvalRunConfig, files.primary("eval"), "")]
+    elif command == "env":
+        from rltool.schema import EnvCheckConfig
+
+        lines += ["", *_groups(files, {"env": "???"}), "", _heading("keys")]
+        lines += _keys(EnvCheckConfig, files.primary("env"), "", skip={"env"})
+        lines += _group_keys(files, "env", choices.get("env"), "???")
+    elif command == "list":
+        lines += ["", *_groups(files, dict.fromkeys(files.groups(), ""))]
+    if command in ("train", "config"):
+        lines += ["", _heading("values"), *_columns(_SYNTAX, 26)]
+    lines += ["", _heading("options"), *_columns([_OPTIONS[name] for name in OPTIONS[command] if name in _OPTIONS], 18)]
+    return "\n".join(lines)
+
+
+def _train_keys(files: ConfigFiles, choices: Mapping[str, str]) -> list[str]:
+    from rltool.config import group_names
+    from rltool.schema import RunConfig
+    from rltool.wording import Shape
+
+    algo = choices.get("algo")
+    # What the chosen algorithm brings along decides the defaults of the other groups.
+    implied = files.read("algo", algo).overrides if algo else {}
+    defaults = {**files.defaults("train"), **implied}
+    defaults = {group: defaults[group] for group in sorted(defaults, key=lambda group: defaults[group] != "???")}
+    lines = _groups(files, defaults)
+    primary = files.primary("train")
+    nodes = {name for name, field in RunConfig.model_fields.items() if Shape.of(field).schema is not None}
+    lines += ["", _heading("keys"), *_wrapped("KEY=VALUE sets any of them. Shown with the default.", "  ")]
+    lines += _keys(RunConfig, primary, "", skip=nodes)
+    for group in defaults:
+        if group in nodes and group in group_names():
+            lines += _group_keys(files, group, choices.get(group), defaults[group])
+        elif group in nodes:
+            schema = Shape.of(RunConfig.model_fields[group]).schema
+            option = files.read(group, choices.get(group, defaults[group]))
+            if schema is not None:
+                lines += [
+                    "",
+                    f"  {group}={option.name}: {option.description}",
+                    *_keys(schema, option.node, f"{group}."),
+                ]
+    return lines
+
+
+def _groups(files: ConfigFiles, defaults: Mapping[str, str]) -> list[str]:
+    lines = [
+        _heading("groups"),
+        *_wrapped("GROUP=OPTION chooses. `rltool list GROUP` has a line about each option.", "  "),
+    ]
+    width = max(len(group) for group in defaults) + 2
+    for group, default in defaults.items():
+        options = list(files.options(group))
+        if group == "tuned":
+            text = "none, or values for one env and algo, applied by themselves where there are any"
+        elif default == "???":
+            text = f"{', '.join(options)} (required)"
+        elif default and len(options) > 1:
+            text = ", ".join(f"{option} (default)" if option == default != "default" else option for option in options)
+        else:
+            text = ", ".join(options)
+        lines += _columns([(group, text)], width)
+    return lines
+
+
+def _group_keys(files: ConfigFiles, group: str, choice: str | None, default: str) -> list[str]:
+    """The keys of the chosen option, else of the default, else of one option of each kind."""
+    from rltool import registry
+
+    names = [choice or default]
+    if names == ["???"]:
+        by_kind: dict[str, str] = {}
+        for name in files.options(group):
+            kind = str(files.read(group, name).node.get("kind"))
+            # The option called like its kind is the general one: env=gym takes any id.
+            by_kind[kind] = name if name == kind else by_kind.get(kind, name)
+        names = list(by_kind.values())
+    lines: list[str] = []
+    for name in names:
+        option = files.read(group, name)
+        schema = registry.kinds(group).get(str(option.node.get("kind")))
+        lines += ["", *_wrapped(f"{group}={name}: {option.description}", "  ")]
+        lines += (
+            _keys(schema, option.node, f"{group}.")
+            if schema is not None
+            else _columns([("", "a plugin's own keys")], 4)
+        )
+    return lines
+
+
+def _keys(schema: type[Schema], node: Mapping[str, object], prefix: str, skip: Iterable[str] = ("kind",)) -> list[str]:
+    from rltool.wording import Shape
+
+    lines: list[str] = []
+    for name, field in schema.model_fields.items():
+        if name in skip or name == "kind":
+            continue
+        value = node.get(name)
+        if isinstance(value, Mapping) and Shape.of(field).schema is not None:
+            text = " ".join(f"{prefix}{name}.{key}={_shown(item)}" for key, item in value.items())
+        else:
+            text = f"{prefix}{name}={_shown(value)}"
+        bounds = Shape.of(field).range.replace(" ", "\N{NO-BREAK SPACE}")
+        lines += _key(text, f"{field.description} [{bounds}]" if bounds else field.description or "")
+    return lines
+
+
+def _key(text: str, meaning: str) -> list[str]:
+    """A key with its default at the left, its meaning at the right; below each other where the left side is long."""
+    left = 32
+    if len(text) + 4 < left:
+        return _columns([(text, meaning)], left - 4, indent=4)
+    return [f"    {text}", *_wrapped(meaning, " " * left)]
+
+
+def _shown(value: object) -> str:
+    if value == "???":
+        return "…"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3:
+        return str(int(value))
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 100)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    lines = textwrap.wrap(
+        text, _width(), initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _columns(rows: Iterable[Sequence[str]], width: int, indent: int = 2) -> list[str]:
+    lines: list[str] = []
+    for left, right in rows:
+        margin = " " * (indent + width)
+        wrapped = _wrapped(right, margin) or [margin]
+        lines.append((" " * indent + f"{left:<{width}}" + wrapped[0][len(margin) :]).rstrip())
+        lines += wrapped[1:]
+    return lines
+
+
+def _heading(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text

@@ -1,0 +1,348 @@
+"""From overrides to a run: every job checked before the first starts, a directory of its own, nothing left of a mistake.
+
+Used by ``rltool train`` and by :func:`rltool.train`. No torch until a run really starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rltool.composition import Composition, Line, compose, explain
+from rltool.config import SchemaT, load, load_as
+from rltool.configfiles import ConfigFiles
+from rltool.errors import ConfigError, Problem
+from rltool.runs import RunDirectory
+from rltool.schema import RunConfig
+from rltool.wording import found
+
+if TYPE_CHECKING:
+    from rltool.checkpoint import Header
+
+# What a resumed run cannot change: the policy, its optimiser and the recorded experience would no longer fit.
+_SETTLED = (
+    "env",
+    "network",
+    "algo.kind",
+    "algo.normalize_observation",
+    "algo.squash",
+    "buffer.kind",
+    "optim.kind",
+    "seed",
+)
+# … except how the environments are run.
+_FREE = ("env.backend",)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checked run.
+
+    Attributes:
+        words: its overrides, ready for Hydra.
+        composition: what Hydra made of them.
+        config: the checked configuration.
+    """
+
+    words: tuple[str, ...]
+    composition: Composition
+    config: RunConfig
+
+
+def check(words: Sequence[str], files: ConfigFiles) -> Job:
+    """Composes and validates one run.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    composition = compose(words, files)
+    try:
+        return Job(tuple(words), composition, load(composition.tree))
+    except ConfigError:
+        # Once more with what the keys would be without the user's values: rules across keys can then be checked as well.
+        choices = [word for word in words if not word.startswith(("++", "~"))]
+        defaults = compose(choices, files).tree
+    try:
+        config = load(composition.tree, defaults=defaults)
+    except ConfigError as error:
+        raise ConfigError(_with_tuned(error.problems, composition, words, files)) from error
+    return Job(tuple(words), composition, config)
+
+
+def _with_tuned(
+    problems: Sequence[Problem], composition: Composition, words: Sequence[str], files: ConfigFiles
+) -> list[Problem]:
+    """Says of a key that nobody typed that the tuned file brought it: made for adam, it does not fit optim=sgd."""
+    if composition.tuned is None:
+        return list(problems)
+    typed = {word.partition("=")[0].lstrip("+") for word in words}
+    brought = set(flat(files.read("tuned", composition.tuned).node)) - typed
+    hint = f"The tuned file {composition.tuned} brings it along, made for other choices: give tuned=none"
+    return [replace(problem, hint=hint) if problem.path in brought else problem for problem in problems]
+
+
+def check_command(schema: type[SchemaT], line: Line, files: ConfigFiles, name: str) -> SchemaT:
+    """Composes and validates the configuration of another command.
+
+    Args:
+        schema: the class that describes it.
+        line: what was typed.
+        files: where config files lie.
+        name: the primary config.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    problems = list(line.problems)
+    stand_ins = [f"{group}={options[0]}" for group, options in line.stand_ins.items()]
+    try:
+        config = load_as(schema, compose([*stand_ins, *line.words], files, name).tree)
+    except ConfigError as error:
+        problems += [problem for problem in error.problems if problem.path.partition(".")[0] not in line.stand_ins]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return config
+
+
+def check_jobs(line: Line, files: ConfigFiles, *, multirun: bool = False) -> list[Job]:
+    """Composes and validates every job of a command line before any of them starts.
+
+    Raises:
+        ConfigError: the problems of all jobs together.
+    """
+    if line.problems:
+        raise ConfigError(dict.fromkeys([*line.problems, *_whatever_the_choice(line, files)]))
+    jobs, problems = _check_each(line.jobs() if multirun else [line.words], files)
+    params = OmegaConf.select(jobs[0].composition.hydra, "hydra.sweeper.params") if multirun and jobs else None
+    if params:  # a sweep that a file asks for, on top of what was typed
+        jobs, problems = _check_each(line.jobs(params), files)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return jobs
+
+
+def _check_each(jobs: Sequence[Sequence[str]], files: ConfigFiles) -> tuple[list[Job], list[Problem]]:
+    checked: list[Job] = []
+    problems: list[Problem] = []
+    for words in jobs:
+        try:
+            checked.append(check(words, files))
+        except ConfigError as error:
+            problems += error.problems
+    return checked, problems
+
+
+def _whatever_the_choice(line: Line, files: ConfigFiles) -> list[Problem]:
+    """Problems beside missing or misspelt choices: those that stay whatever is chosen in their place."""
+    words = line.jobs()[0]
+    if not words:
+        return []
+    common: list[Problem] | None = None
+    for options in itertools.product(*line.stand_ins.values()):
+        choices = [f"{group}={option}" for group, option in zip(line.stand_ins, options, strict=True)]
+        try:
+            check([*choices, *words], files)
+        except ConfigError as error:
+            problems = [problem for problem in error.problems if problem.path.partition(".")[0] not in line.stand_ins]
+        else:
+            problems = []
+        common = problems if common is None else [problem for problem in common if problem in problems]
+    return common or []
+
+
+def start(config: RunConfig, directory: Path, overrides: Sequence[str], tuned: str | None = None) -> dict[str, object]:
+    """Trains; returns the summary. torch is imported here and not before.
+
+    Args:
+        config: the checked configuration.
+        directory: where the run goes.
+        overrides: what was typed.
+        tuned: the name of the tuned file in the configuration, for the start block.
+    """
+    from rltool import training
+
+    return training.train(config, directory, overrides, tuned=tuned)
+
+
+class Claim:
+    """A directory for a run, made before the run so that a refusal comes early, and taken back if nothing came of it.
+
+    Args:
+        path: the directory, absolute; made by :meth:`make`.
+        made: the directories that were made for it, outermost first.
+    """
+
+    def __init__(self, path: Path, made: Sequence[Path]) -> None:
+        self.path = path
+        self._made = tuple(made)
+
+    @classmethod
+    def make(cls, path: Path) -> Claim:
+        """Makes the directory where it is missing.
+
+        Raises:
+            ConfigError: it holds a run already, or it cannot be made or written to.
+        """
+        missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            blocker = next(
+                (str(parent) for parent in path.parents if parent.exists() and not parent.is_dir()), str(path)
+            )
+            reason = (
+                f"{blocker} is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+            )
+            raise ConfigError(
+                Problem("hydra.run.dir", f"cannot make the run directory {path}: {reason}", "Choose another place")
+            ) from error
+        claim = cls(path, missing[::-1])
+        if not os.access(path, os.W_OK | os.X_OK):
+            claim.give_back()
+            raise ConfigError(Problem("hydra.run.dir", f"no permission to write into {path}", "Choose another place"))
+        if (path / "config.yaml").exists():
+            raise ConfigError(
+                Problem(
+                    "hydra.run.dir",
+                    f"{path} already holds a run",
+                    f"Continue that run with resume={path}, or leave hydra.run.dir out and get a new directory",
+                )
+            )
+        return claim
+
+    def give_back(self) -> None:
+        """Removes the directories made here that are still empty.
+
+        Training builds everything before it writes anything, so a run that turns out to be a mistake (an algorithm that
+        cannot handle the environment's spaces) leaves them so. Whatever holds a file stays: it may be another process's.
+        """
+        for directory in reversed(self._made):
+            with suppress(OSError):
+                directory.rmdir()
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that continues from a checkpoint.
+
+    Attributes:
+        header: of the checkpoint.
+        config: the checkpoint's configuration with the overrides laid over it.
+        changes: dotted key -> (old, new).
+        directory: where it goes on: the checkpoint's own run directory, or None for a new one.
+    """
+
+    header: Header
+    config: RunConfig
+    changes: Mapping[str, tuple[object, object]]
+    directory: Path | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is used up already."""
+        return 0 <= self.config.total_frames <= self.header.frames
+
+    def new_directory(self) -> Path:
+        """A fresh directory for a checkpoint that lies in no run directory."""
+        env = str(getattr(self.config.env, "id", self.config.env.kind))
+        return Path(os.path.abspath(RunDirectory.new_path(Path("runs"), env.rpartition(":")[2], self.config.algo.kind)))
+
+
+def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
+    """What ``resume=…`` and the overrides beside it ask for.
+
+    The base is the configuration inside the checkpoint, never conf/.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        ConfigError: everything else that is wrong.
+    """
+    from rltool.checkpoint import read_header
+
+    resume = line.get("resume")
+    assert resume is not None
+    header = read_header(Path(str(resume.override.value())))
+    problems = list(line.problems)
+    base = OmegaConf.create(header.config)
+    for typed in line.typed:
+        if typed.key == "resume" or typed.key == "hydra.run.dir":
+            continue
+        if files.is_group(typed.key) and not isinstance(typed.override.value(), dict):
+            problems.append(
+                Problem(
+                    typed.key,
+                    f"a resumed run keeps the {typed.key} it was started with, found {typed.word}",
+                    f"Change single keys ({typed.key}.KEY=VALUE), or start a new run with init={header.path}",
+                )
+            )
+        elif typed.override.is_hydra_override() or typed.override.is_delete() or "/" in typed.key:
+            problems.append(Problem(typed.key, f"cannot be given together with resume, found {typed.word}"))
+        else:
+            try:
+                value = typed.override.value()
+                OmegaConf.update(base, typed.key, value, merge=True, force_add=True)
+            except (OmegaConfBaseException, ValueError) as error:
+                problems += explain(error, files)
+    if line.get("hydra.run.dir") is not None and header.run_directory is not None:
+        problems.append(
+            Problem(
+                "hydra.run.dir",
+                f"a checkpoint inside a run directory continues there ({header.run_directory})",
+                "Leave hydra.run.dir out, or copy the checkpoint elsewhere first",
+            )
+        )
+    try:
+        tree = cast("dict[str, object]", OmegaConf.to_container(base, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError([*problems, *explain(error, files)]) from error
+    tree["resume"] = os.path.abspath(header.path)
+    if line.get("init") is None:
+        tree["init"] = None  # what the run began from is in the checkpoint by now
+    try:
+        config = load(tree, defaults=header.config)
+    except ConfigError as error:
+        raise ConfigError(dict.fromkeys([*problems, *error.problems])) from error
+    old, new = flat(header.config), flat(config.model_dump(mode="json"))
+    changes = {
+        key: (old.get(key), new.get(key))
+        for key in [*old, *(key for key in new if key not in old)]
+        if old.get(key) != new.get(key)
+    }
+    for name in ("resume", "init"):
+        changes.pop(name, None)
+    for key, (before, after) in changes.items():
+        if _under(key, _SETTLED) and not _under(key, _FREE):
+            problems.append(
+                Problem(
+                    key,
+                    f"cannot change on resume: {found(before)} in the checkpoint, found {found(after)}",
+                    f"Start a new run with init={header.path} instead",
+                )
+            )
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return Resumption(header, config, changes, header.run_directory)
+
+
+def _under(key: str, heads: Sequence[str]) -> bool:
+    return any(key == head or key.startswith(f"{head}.") for head in heads)
+
+
+def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Dotted keys and their values; lists and empty mappings are values."""
+    leaves: dict[str, object] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves

@@ -1,0 +1,861 @@
+"""The command line as a person meets it: what each line typed prints, leaves behind and returns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+
+import rltool
+from rltool import cli, registry
+from rltool.errors import CheckpointError, ConfigError, Problem, RltoolError
+from rltool.schema import RunConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ("algo=ppo", "env=cartpole")
+
+
+@dataclass
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def all(self) -> str:
+        return self.out + self.err
+
+
+Rltool = Callable[..., Answer]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rltool:
+    """``rltool WORDS`` in this process, started from an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # Hydra's --info sets up logging for the whole process, on a stream that is gone after the test.
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    # Hydra composes once more only to look for hydra.mode, which no test sets.
+    monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
+
+    def call(*words: str) -> Answer:
+        capsys.readouterr()
+        code = cli.main(words)
+        out, err = capsys.readouterr()
+        return Answer(code, out, err)
+
+    return call
+
+
+@dataclass
+class Call:
+    """One call of the training that stands in for the real one."""
+
+    config: RunConfig
+    directory: Path
+    overrides: list[str]
+    tuned: str | None
+
+
+@dataclass
+class Training:
+    """Stands in for rltool.training: notes what it was called with and writes what a run would.
+
+    ``refusal`` is raised before anything is written, as training does with what it cannot build; ``fault`` after that.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    refusal: ConfigError | None = None
+    fault: Callable[[Call], None] = lambda call: None
+
+    def __call__(
+        self, config: RunConfig, directory: Path, overrides: Sequence[str] = (), *, tuned: str | None = None
+    ) -> dict[str, object]:
+        call = Call(config, directory, list(overrides), tuned)
+        self.calls.append(call)
+        if self.refusal is not None:
+            raise self.refusal
+        (directory / "config.yaml").touch()
+        (directory / "checkpoints").mkdir(exist_ok=True)
+        self.fault(call)
+        (directory / "checkpoints" / "last.ckpt").touch()
+        return {"status": "finished", "objective": 1.0}
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    stand_in = Training()
+    _replace_module(monkeypatch, "training", SimpleNamespace(train=stand_in))
+    return stand_in
+
+
+def _replace_module(monkeypatch: pytest.MonkeyPatch, name: str, module: object) -> None:
+    monkeypatch.setitem(sys.modules, f"rltool.{name}", cast("ModuleType", module))
+    monkeypatch.setattr(rltool, name, module, raising=False)
+
+
+def raising(error: BaseException) -> Callable[[Call], None]:
+    def fault(call: Call) -> None:
+        raise error
+
+    return fault
+
+
+def nothing_left(directory: Path) -> bool:
+    return not list(directory.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------ help pages
+
+
+@pytest.mark.parametrize("words", [["--help"], [], *[[name, "--help"] for name in cli.COMMANDS], ["help", "train"]])
+def test_help_is_readable_at_80_columns(command: Rltool, words: list[str]) -> None:
+    answer = command(*words)
+    assert answer.code == 0
+    assert not answer.err
+    assert "usage" in answer.out
+    assert "examples" in answer.out
+    # A key with its default may be longer than a line has room for; all else is wrapped.
+    long = [line for line in answer.out.splitlines() if len(line) > 80 and "=" not in line]
+    assert not long
+
+
+def test_train_help_explains_every_key(command: Rltool) -> None:
+    page = command("train", "--help").out
+    for name in RunConfig.model_fields:
+        if not registry.kinds(name) and name not in ("eval", "save", "stop"):
+            assert re.search(rf"^ +{name}=", page, re.MULTILINE), name
+    keys = [
+        (group, key)
+        for group in ("algo", "env")
+        for kind in registry.kinds(group).values()
+        for key in kind.model_fields
+    ]
+    for group, key in [*keys, ("optim", "lr"), ("network", "hidden"), ("eval", "interval"), ("stop", "evaluations")]:
+        assert key == "kind" or f"{group}.{key}" in page, f"{group}.{key}"
+    for option in ("cartpole", "inverted_double_pendulum", "prioritized", "rmsprop", "mlp_256"):
+        assert option in page
+    assert "algo.gamma=0.99" in page
+    assert "discount factor" in page
+
+
+def test_help_shows_the_keys_of_a_choice(command: Rltool) -> None:
+    page = command("train", "algo=dqn", "optim=sgd", "--help").out
+    assert "algo.double=false" in page
+    assert "optim.momentum=0.9" in page
+    assert "buffer.size=100000" in page  # the buffer that dqn brings along
+    assert "algo.gae_lambda" not in page
+    assert "Did you mean dqn?" in command("train", "algo=dqm", "--help").err
+
+
+def test_version_names_what_a_result_depends_on(command: Rltool) -> None:
+    answer = command("--version")
+    names = [line.split()[0] for line in answer.out.splitlines()]
+    assert names == ["rltool", "torch", "torchrl", "gymnasium", "python"]
+    assert "not installed" not in answer.out
+
+
+def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -> None:
+    lines = [
+        ["--help"],
+        ["--version"],
+        *[[name, "--help"] for name in cli.COMMANDS],
+        ["list"],
+        ["list", "envs"],
+        ["config", *RUN],
+        ["train", *RUN, "--cfg", "job"],
+        ["train", "-m", *RUN, "algo.gama=1", "seed=1,2"],
+        ["train", "algo=pp0"],
+        ["eval", "episodes=0"],
+        ["env", "env=cartpol"],
+        ["lst"],
+        ["-sc", "install=bash"],
+    ]
+    script = (
+        "import sys\nfrom rltool.cli import main\n"
+        f"for line in {lines!r}:\n"
+        "    main(line)\n"
+        "    loaded = {'torch', 'torchrl', 'gymnasium', 'tensordict'} & set(sys.modules)\n"
+        "    if loaded: sys.exit(f'{line}: {loaded}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=_env())
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert nothing_left(tmp_path)
+
+
+def test_help_pages_need_neither_hydra_nor_omegaconf(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom rltool.cli import main\n"
+        f"for name in {list(cli.COMMANDS)!r}: main([name, '--help'])\n"
+        "main(['list', 'envs'])\n"
+        "sys.exit(str({'hydra', 'omegaconf', 'numpy', 'rich'} & set(sys.modules) or ''))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=_env())
+    assert done.stderr.strip() == ""
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m rltool train --help | head -1"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, env=_env())
+    assert done.stdout == "usage\n"
+    assert done.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------------------------ wrong input
+
+# What is typed -> what the answer must say. Exit 2, one screen, no traceback, nothing left behind.
+WRONG = [
+    (["trian"], ["Did you mean train?"]),
+    (["algo=ppo"], ["Did you mean rltool train algo=ppo?"]),
+    (["train", *RUN, "--mulitrun"], ["Did you mean --multirun?"]),
+    (["train", *RUN, "--seed=3"], ["Values are given without dashes: seed=3"]),
+    (["train"], ["algo: a value is required", "one of dqn, ppo", "env: a value is required"]),
+    (["train", "cartpole", "algo=ddpg"], ["Did you mean env=cartpole?", "algo: there is no option 'ddpg'", "Options: dqn, ppo"]),
+    (["train", "algo=pp0", "env=cartpol", "optim.lr=-1"], ["Did you mean ppo?", "Did you mean cartpole?", "optim.lr: expected"]),
+    (["train", *RUN, "algo.gama=0.9", "+algo.foo=1"], ["algo.gama: no such key. Did you mean algo.gamma?", "algo.foo: no such"]),
+    (["train", *RUN, "~algo.gama"], ["algo.gama", "does not exist"]),
+    (["train", *RUN, "~algo.epochs", "optim.lr=high", "algo.gamma=1.5"], ["algo.epochs: a value is required", "above 0, found 'high'", "algo.gamma: expected a number from 0 to 1"]),
+    (["train", "algo=ppo,dqn", "env=cartpole"], ["rltool train: algo: expected one value, found several: ppo,dqn. Add -m"]),
+    (["train", "algo=ppo", "env=gym"], ["env.id: a value is required. Give env.id=VALUE"]),
+    (["train", *RUN, "algo.minibatch_size=100000", "total_frames=0"], ["minibatch_size: expected at most", "at least 1"]),
+    (["train", *RUN, "total_frames=-5", "env.num_envs=0", "algo.minibatch_size=-64"], ["found -5", "found 0", "found -64"]),
+    (["train", "algo=dqn", "env=cartpole", "algo.gae_lambda=1"], ["algo.gae_lambda", "It is a key of ppo"]),
+    (["train", *RUN, "seed=1,2", "optim.lr=[1", "optim=addam"], ["Add -m", "optim.lr: cannot read '[1'", "Did you mean adam"]),
+    (["train", "-m", *RUN, "seed=1,2", "optim.lr=1e-3,-2"], ["optim.lr: expected a number above 0, found -2"]),
+    (["train", *RUN, "device=gpu", "plugins=[not_there]"], ["auto, cpu, cuda or cuda:N", "cannot import the module 'not_there'"]),
+    (["train", *RUN, "device=${device}"], ["device", "cannot be resolved"]),
+    (["train", *RUN, "hydra.run.dri=x"], ["Did you mean hydra.run.dir?"]),
+    (["train", *RUN, "hydra/launcher=jobib"], ["hydra/launcher", "jobib"]),
+    (["train", *RUN, "-m", "--cfg", "job"], ["--multirun"]),
+    (["train", *RUN, "--config-dir", "nowhere"], ["there is no directory", "nowhere"]),
+    (["train", *RUN, "hydra.run.dir=taken/x"], ["taken is a file"]),
+    (["train", "-m", "resume=x"], ["resume: one run continues at a time"]),
+    (["train", "resume=nowhere.ckpt"], ["nowhere.ckpt"]),
+    (["eval", "checkpoint=None", "episodes=0", "epsiodes=3"], ["found null", "episodes: expected", "Did you mean episodes?"]),
+    (["eval", "run/best.ckpt", "env=cartpole"], ["Did you mean checkpoint=run/best.ckpt?", "env.KEY=VALUE", "checkpoint: a value"]),
+    (["eval", "checkpoint=nowhere.ckpt"], ["nowhere.ckpt"]),
+    (["eval", "-m", "checkpoint=a,b"], ["-m"]),
+    (["list", "envz"], ["Did you mean env"]),
+    (["list", "env", "algo"], ["expected one group"]),
+    (["config", "algo=pqo"], ["Did you mean ppo?"]),
+    (["env", "algo=ppo"], ["Give env=OPTION", "algo: is not chosen by this command"]),
+    (["-sc", "install=tcsh"], ["install=bash"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_wrong_input(command: Rltool, training: Training, tmp_path: Path, words: list[str], said: list[str]) -> None:
+    (tmp_path / "taken").touch()
+    answer = command(*words)
+    assert answer.code == 2
+    for text in said:
+        assert text in answer.err
+    assert "Traceback" not in answer.all
+    assert answer.out == ""
+    assert len(answer.err.splitlines()) <= 24
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert not training.calls
+
+
+def test_every_problem_is_on_one_screen(command: Rltool) -> None:
+    answer = command("train", *RUN, "optim.lr=-1", "algo.gama=1", "seed=-1", "foo=1", "algo.minibatch_size=9999999")
+    head, *lines = answer.err.splitlines()
+    assert head == "rltool train: 5 problems"
+    assert [line.split(":")[0].strip() for line in lines] == [
+        "seed",
+        "algo.gama",
+        "optim.lr",
+        "foo",
+        "algo.minibatch_size",
+    ]
+
+
+@pytest.mark.parametrize("how", ["debug=true", "HYDRA_FULL_ERROR"])
+def test_debug_shows_the_traceback_too(command: Rltool, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "HYDRA_FULL_ERROR":
+        monkeypatch.setenv(how, "1")
+    answer = command("eval", "episodes=0", *([how] if "=" in how else []))
+    assert answer.code == 2
+    assert "Traceback" in answer.err
+    assert "episodes: expected" in answer.err
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+def test_a_run_gets_a_directory_of_its_own(command: Rltool, training: Training, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert command("train", *RUN).code == 0
+    first, second = (call.directory for call in training.calls)
+    assert first != second
+    assert first.is_absolute()
+    assert first.parent == tmp_path / "runs" / "cartpole-ppo"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-[0-9a-f]{6}", first.name)
+    assert sorted(entry.name for entry in first.iterdir()) == ["checkpoints", "config.yaml"]
+
+
+def test_training_gets_what_was_typed_and_the_tuned_file(command: Rltool, training: Training) -> None:
+    words = [*RUN, "optim.lr=1e-3", "+env.kwargs.x=None", "tuned=none"]
+    assert command("train", *words).code == 0
+    (call,) = training.calls
+    assert call.overrides == words
+    assert call.tuned is None
+    assert call.config.env.kwargs == {"x": None}
+
+
+def test_training_is_told_the_tuned_file(command: Rltool, training: Training, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "tuned").mkdir(parents=True)
+    (tmp_path / "mine" / "tuned" / "acrobot-ppo.yaml").write_text("# @package _global_\n# Mine\ntotal_frames: 4321\n")
+    (tmp_path / "ours" / "network").mkdir(parents=True)
+    (tmp_path / "ours" / "network" / "tiny.yaml").write_text("# Tiny\ndefaults: [mlp, _self_]\nhidden: [4]\n")
+    words = ["algo=ppo", "env=acrobot", "network=tiny", "--config-dir", "mine", "hydra.searchpath=[ours]"]
+    assert command("train", *words).code == 0
+    (call,) = training.calls
+    assert (call.tuned, call.config.total_frames) == ("acrobot-ppo", 4321)
+    assert call.config.network.model_dump()["hidden"] == [4]
+
+
+def test_paths_are_relative_to_where_they_were_typed(command: Rltool, training: Training, tmp_path: Path) -> None:
+    assert command("train", *RUN, "init=../a b/x=1.ckpt", "hydra.job.chdir=true").code == 0
+    (call,) = training.calls
+    assert call.config.init == str(tmp_path.parent / "a b" / "x=1.ckpt")
+    assert call.directory.is_relative_to(tmp_path / "runs")
+    assert Path.cwd() == tmp_path
+
+
+def test_a_directory_that_holds_a_run_is_refused(command: Rltool, training: Training, tmp_path: Path) -> None:
+    assert command("train", *RUN, "hydra.run.dir=same").code == 0
+    answer = command("train", *RUN, "hydra.run.dir=same")
+    assert answer.code == 2
+    assert f"resume={tmp_path / 'same'}" in answer.err
+    assert len(training.calls) == 1
+    assert (tmp_path / "same" / "checkpoints" / "last.ckpt").exists()
+
+
+def test_a_directory_without_write_permission_is_refused(
+    command: Rltool, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    # The super-user may write anywhere, so permission bits alone prove nothing here.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    answer = command("train", *RUN, "hydra.run.dir=closed")
+    assert (answer.code, training.calls) == (2, [])
+    assert "no permission to write into" in answer.err
+    assert nothing_left(tmp_path / "closed")
+
+
+def test_a_mistake_found_inside_the_run_leaves_nothing(command: Rltool, training: Training, tmp_path: Path) -> None:
+    training.refusal = ConfigError(Problem("algo", "dqn needs discrete actions, found Box", "Use algo=ppo"))
+    answer = command("train", *RUN)
+    assert answer.code == 2
+    assert answer.err == "rltool train: algo: dqn needs discrete actions, found Box. Use algo=ppo\n"
+    assert nothing_left(tmp_path)
+
+
+def test_a_mistake_found_inside_the_run_leaves_what_was_there(
+    command: Rltool, training: Training, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    training.refusal = ConfigError("no")
+    assert command("train", *RUN, "hydra.run.dir=mine").code == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_what_another_process_wrote_meanwhile_is_kept(command: Rltool, training: Training, tmp_path: Path) -> None:
+    def refuse(call: Call) -> None:
+        raise ConfigError(f"another process is writing into {call.directory}")
+
+    training.fault = refuse
+    assert command("train", *RUN, "hydra.run.dir=shared").code == 2
+    assert (tmp_path / "shared" / "config.yaml").exists()
+
+
+def test_what_rltool_can_explain_is_a_plain_line_and_exit_1(
+    command: Rltool, training: Training, tmp_path: Path
+) -> None:
+    training.fault = raising(RltoolError("the loss became NaN at frame 12"))
+    answer = command("train", *RUN)
+    assert (answer.code, answer.err) == (1, "rltool train: the loss became NaN at frame 12\n")
+    assert list(tmp_path.rglob("config.yaml"))
+
+
+def test_a_full_disk_is_a_plain_line(command: Rltool, training: Training) -> None:
+    training.fault = raising(OSError(28, "No space left on device", "runs/x/metrics.jsonl"))
+    answer = command("train", *RUN)
+    assert (answer.code, answer.err) == (1, "rltool train: runs/x/metrics.jsonl: No space left on device\n")
+
+
+def test_other_errors_keep_the_part_of_their_traceback_that_is_the_users(command: Rltool, training: Training) -> None:
+    training.fault = raising(ZeroDivisionError("in the environment"))
+    answer = command("train", *RUN)
+    assert answer.code == 1
+    assert answer.err.startswith("Traceback")
+    assert answer.err.endswith("ZeroDivisionError: in the environment\n")
+    assert "hydra" not in answer.err
+    assert "launch.py" not in answer.err
+    assert "Error executing job" not in answer.all
+    full = command("train", *RUN, "debug=true")
+    assert "launch.py" in full.err
+    assert full.err.count("ZeroDivisionError: in the environment") == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_interruptions_have_their_exit_codes(
+    command: Rltool, training: Training, error: BaseException, code: int
+) -> None:
+    training.fault = raising(error)
+    answer = command("train", *RUN)
+    assert answer.code == code
+    assert "Traceback" not in answer.err
+
+
+def test_nothing_of_hydra_stays_set(command: Rltool, training: Training) -> None:
+    from hydra.core.global_hydra import GlobalHydra
+
+    argv = list(sys.argv)
+    command("train", *RUN)
+    assert "HYDRA_FULL_ERROR" not in os.environ
+    assert sys.argv == argv
+    assert not GlobalHydra.instance().is_initialized()
+
+
+# ------------------------------------------------------------------------------------------------------------ multirun
+
+
+def test_a_multirun_gives_each_job_a_directory(command: Rltool, training: Training, tmp_path: Path) -> None:
+    answer = command("train", "-m", "algo=ppo", "env=cartpole,acrobot", "seed=3", "optim.lr=1e-3")
+    assert answer.code == 0
+    (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert [call.directory for call in training.calls] == [sweep / "0", sweep / "1"]
+    assert [(call.config.env.model_dump()["id"], call.config.seed) for call in training.calls] == [
+        ("CartPole-v1", 3),
+        ("Acrobot-v1", 3),
+    ]
+    assert training.calls[1].overrides == ["algo=ppo", "env=acrobot", "seed=3", "optim.lr=0.001"]
+    assert "job 1: env=acrobot (2 of 2)" in answer.out
+    assert f"2 of 2 jobs finished: {sweep}" in answer.out
+
+
+def test_one_failing_job_does_not_stop_the_others(command: Rltool, training: Training) -> None:
+    def fault(call: Call) -> None:
+        if call.config.seed == 2:
+            raise RuntimeError("bad luck")
+
+    training.fault = fault
+    answer = command("train", "-m", *RUN, "seed=2,3")
+    assert answer.code == 1
+    assert [call.config.seed for call in training.calls] == [2, 3]
+    assert "RuntimeError: bad luck" in answer.err
+    assert "1 of 2 jobs finished" in answer.out
+    assert "failed: job 0 (seed=2)" in answer.out
+    assert "Error executing job" not in answer.all
+
+
+def test_a_sweep_of_mistakes_leaves_nothing(command: Rltool, training: Training, tmp_path: Path) -> None:
+    training.refusal = ConfigError("this algorithm cannot")
+    answer = command("train", "-m", *RUN, "seed=1,2")
+    assert answer.code == 2
+    assert "rltool train, job 0: this algorithm cannot" in answer.err
+    assert nothing_left(tmp_path)
+
+
+def test_an_interrupted_sweep_stops(command: Rltool, training: Training) -> None:
+    training.fault = raising(SystemExit(130))
+    assert command("train", "-m", *RUN, "seed=1,2").code == 130
+    assert len(training.calls) == 1
+
+
+# -------------------------------------------------------------------------------------------------------------- resume
+
+
+@dataclass
+class Header:
+    """What rltool.checkpoint.read_header gives."""
+
+    path: Path
+    config: dict[str, object]
+    frames: int
+    run_directory: Path | None
+
+
+@pytest.fixture
+def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Header:
+    """A checkpoint of a run of 5000 frames at frame 1000, inside its run directory."""
+    from rltool.configfiles import ConfigFiles
+    from rltool.launch import check
+
+    words = ["algo=ppo", "env=cartpole", "tuned=none", "++total_frames=5000", "++init='/from/here.ckpt'"]
+    config = check(words, ConfigFiles.find_main()).config.model_dump(mode="json")
+    directory = tmp_path / "old"
+    (directory / "checkpoints").mkdir(parents=True)
+    known = Header(directory / "checkpoints" / "last.ckpt", config, 1000, directory)
+
+    def read_header(path: Path) -> Header:
+        if path not in (known.path, directory):
+            raise CheckpointError(f"there is no file {path}")
+        return known
+
+    _replace_module(monkeypatch, "checkpoint", SimpleNamespace(read_header=read_header))
+    return known
+
+
+def test_resume_starts_from_the_checkpoints_configuration(command: Rltool, training: Training, header: Header) -> None:
+    answer = command("train", "resume=old", "optim.lr=1e-4", "total_frames=2e4", "logging.interval=2048")
+    assert answer.code == 0
+    (call,) = training.calls
+    assert call.directory == header.run_directory
+    assert call.config.resume == str(header.path)
+    assert call.config.init is None
+    assert (call.config.total_frames, call.config.optim.lr) == (20_000, 1e-4)
+    assert call.config.env.model_dump()["id"] == "CartPole-v1"
+    assert call.overrides == ["resume=old", "optim.lr=1e-4", "total_frames=2e4", "logging.interval=2048"]
+    assert "  total_frames: 5000 → 20000\n" in answer.out
+    assert "  optim.lr: 0.0003 → 0.0001\n" in answer.out
+    assert "logging.interval" not in answer.out  # typed, but no change
+
+
+def test_a_checkpoint_from_elsewhere_starts_a_new_run(
+    command: Rltool, training: Training, header: Header, tmp_path: Path
+) -> None:
+    header.run_directory = None
+    assert command("train", f"resume={header.path}").code == 0
+    assert command("train", f"resume={header.path}", "hydra.run.dir=new").code == 0
+    first, second = (call.directory for call in training.calls)
+    assert first.parent == tmp_path / "runs" / "CartPole-v1-ppo"
+    assert second == tmp_path / "new"
+
+
+def test_what_a_resumed_run_cannot_change_is_refused_by_name(
+    command: Rltool, training: Training, header: Header
+) -> None:
+    answer = command(
+        "train", "resume=old", "algo=dqn", "eval=none", "env.id=Acrobot-v1", "network.hidden=[8]", "optim.kind=sgd",
+        "seed=5", "gamma=1", "optim.lr=-1", "~save", "hydra.run.dir=x", "optim.lr=1,2",
+    )  # fmt: skip
+    assert answer.code == 2
+    for text in (
+        "algo: a resumed run keeps the algo",
+        "eval: a resumed run keeps the eval",
+        "gamma: no such key. Did you mean algo.gamma?",
+        "optim.lr: expected a number above 0, found -1",
+        "save: a resumed run keeps the save",
+        "hydra.run.dir: a checkpoint inside a run directory continues there",
+        "Add -m",
+    ):
+        assert text in answer.err, text
+    answer = command("train", "resume=old", "env.id=Acrobot-v1", "network.hidden=[8]", "seed=5", "env.backend=async")
+    for key in ("env.id", "network.hidden", "seed"):
+        assert f"{key}: cannot change on resume" in answer.err
+    assert "env.backend" not in answer.err
+    assert f"init={header.path}" in answer.err
+    assert not training.calls
+
+
+def test_a_finished_run_says_so(command: Rltool, training: Training, header: Header) -> None:
+    header.frames = 5000
+    answer = command("train", "resume=old")
+    assert answer.code == 0
+    assert "has used its budget of 5,000 frames" in answer.out
+    assert "total_frames" in answer.out
+    assert not training.calls
+
+
+def test_resume_null_is_no_resume(command: Rltool, training: Training) -> None:
+    assert command("train", *RUN, "resume=None").code == 0
+    assert [call.config.resume for call in training.calls] == [None]
+
+
+# ---------------------------------------------------------------------------------------------------------------- eval
+
+
+REPORT: dict[str, object] = {
+    "mean": 480.5, "std": float("nan"), "median": 500.0, "iqm": 495.0, "min": 400.0, "max": 500.0,
+    "ci_low": 470.0, "ci_high": 490.0, "success_rate": 0.75, "episodes": 4, "deterministic": True, "seed": 0,
+    "returns": [500.0, 500.0, 400.0, 500.0], "lengths": [500, 500, 400, 500], "threshold": 475.0, "cut": 0,
+    "env": "CartPole-v1", "checkpoint": "best.ckpt",
+}  # fmt: skip
+
+
+@pytest.fixture
+def evaluation(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Stands in for rltool.evaluation; the configurations that it was called with."""
+    calls: list[object] = []
+
+    def evaluate_checkpoint(config: object) -> object:
+        calls.append(config)
+        return SimpleNamespace(to_json=lambda: REPORT)
+
+    _replace_module(monkeypatch, "evaluation", SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint))
+    return calls
+
+
+def test_eval_prints_a_report_and_writes_it(command: Rltool, evaluation: list[object], tmp_path: Path) -> None:
+    answer = command("eval", "checkpoint=old", "out=report.json", "env.kwargs.x=1")
+    assert answer.code == 0
+    for text in ("480.50 ± –", "470.00 … 490.00", "500.00, 495.00", "400.00 … 500.00", "75% of episodes reach 475"):
+        assert text in answer.out
+    assert f"written to {tmp_path / 'report.json'}" in answer.out
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written == {**REPORT, "std": None}
+    (config,) = evaluation
+    assert (config.checkpoint, config.env) == (str(tmp_path / "old"), {"kwargs": {"x": 1}})  # type: ignore[attr-defined]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "report.json"]
+
+
+def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> None:
+    assert command("eval", "checkpoint=old", "quiet=true").out == "480.50 ± – over 4 episodes\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("env.num_envs=0", "env.num_envs: expected a whole number, 1 or more, found 0"),
+        ("env.ide=x", "env.ide: no such key. Did you mean env.id?"),
+        ("out=old", "out: expected a file"),
+        ("out=nowhere/x.json", "out: there is no directory"),
+    ],
+)
+def test_eval_refuses_before_the_first_episode(command: Rltool, evaluation: list[object], word: str, said: str) -> None:
+    answer = command("eval", "checkpoint=old", word)
+    assert (answer.code, evaluation) == (2, [])
+    assert said in answer.err
+
+
+# -------------------------------------------------------------------------------------------------- list, config, shell
+
+
+@pytest.mark.parametrize("group", ["env", "algo", "network", "buffer", "optim", "logging", "tuned", "experiment"])
+def test_list_has_a_line_for_each_option(command: Rltool, group: str) -> None:
+    for word in (group, f"{group}s"):
+        answer = command("list", word)
+        assert answer.code == 0
+        assert max(map(len, answer.out.splitlines())) <= 80
+        options = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+        assert options <= {line.split()[0] for line in answer.out.splitlines()}
+
+
+def test_list_shows_ids_and_the_users_own_options(command: Rltool, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "env").mkdir(parents=True)
+    (tmp_path / "mine" / "env" / "maze.yaml").write_text("# Find the way out\ndefaults: [gym, _self_]\nid: Maze-v3\n")
+    out = " ".join(command("list", "envs", "--config-dir", "mine").out.split())
+    assert f"maze Find the way out (Maze-v3) [{tmp_path / 'mine' / 'env'}]" in out
+    assert "(CartPole-v1)" in out
+
+
+def test_config_prints_yaml_with_sources(command: Rltool) -> None:
+    import yaml
+
+    answer = command("config", *RUN, "tuned=none", "optim.lr=1e-3")
+    assert answer.code == 0
+    tree = yaml.safe_load(answer.out)
+    assert (tree["env"]["id"], tree["optim"]["lr"]) == ("CartPole-v1", 1e-3)
+    assert re.search(r"^  lr: 0\.001 +# command line$", answer.out, re.MULTILINE)
+    assert re.search(r"^  id: CartPole-v1 +# env/cartpole\.yaml$", answer.out, re.MULTILINE)
+    assert yaml.safe_load(command("config", *RUN, "tuned=none", "optim.lr=1e-3", "--yaml").out) == tree
+    values = json.loads(command("config", *RUN, "optim.lr=1e-3", "--json").out)
+    assert values["optim.lr"] == {"value": 1e-3, "source": "command line"}
+
+
+def test_config_of_a_resume_says_what_comes_from_the_checkpoint(command: Rltool, header: Header) -> None:
+    values = json.loads(command("config", "resume=old", "total_frames=9000", "--json").out)
+    assert values["total_frames"] == {"value": 9000, "source": "command line"}
+    assert values["env.id"] == {"value": "CartPole-v1", "source": "checkpoint"}
+
+
+def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
+    answer = command("train", *RUN, "optim.lr=1e-3", "--cfg", "job", "--package", "optim")
+    assert answer.code == 0
+    assert "lr: 0.001" in answer.out
+    assert str(ROOT / "conf") in command("train", *RUN, "--info", "searchpath").all
+    assert command("train", "--hydra-help").code == 0
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rltool ", "train eval list config env"),
+        ("rltool tr", "train"),
+        ("rltool train algo=", "algo=dqn algo=ppo"),
+        ("rltool train -m seed=1,2 env=cart", "env=cartpole"),
+        ("rltool train algo=ppo algo.clip_", "algo.clip_epsilon= algo.clip_value="),
+        ("rltool train --mul", "--multirun"),
+        ("rltool train --nonsense al", ""),
+        ("rltool list buf", "buffer"),
+        ("rltool eval che", "checkpoint="),
+        ("rltool env env=pend", "env=pendulum"),
+    ],
+)
+def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    answer = command("-sc", "query=bash")
+    assert (answer.code, answer.out.strip()) == (0, expected)
+
+
+def test_completion_script_is_for_rltool(command: Rltool) -> None:
+    assert command("-sc", "install=bash").out.strip().endswith("hydra_bash_completion rltool")
+
+
+# ------------------------------------------------------------------------------------------------------------------ env
+
+FAULTY = """
+import gymnasium, numpy as np
+
+class Faulty(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.full(2, 3, np.float32), {}
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+class Raising(Faulty):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        raise RuntimeError("no luck")
+
+for name in ("Faulty-v0", "Raising-v0"):
+    gymnasium.registry.pop(name, None)
+gymnasium.register("Faulty-v0", entry_point=Faulty)
+gymnasium.register("Raising-v0", entry_point=Raising)
+"""
+
+
+def test_env_looks_at_an_environment(command: Rltool, tmp_path: Path) -> None:
+    answer = command("env", "env=cartpole", "steps=400", "env.num_envs=2")
+    assert answer.code == 0
+    for text in (
+        "CartPole-v1, 2 side by side",
+        "500 steps",
+        "475",
+        "Discrete(2)",
+        "check_env_specs passed",
+        "nothing found",
+    ):
+        assert text in answer.out
+    assert re.search(r"400 steps at [\d,]+ steps/s; \d+ episodes ended", answer.out)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Faulty-v0", ["at step 0 is not in its space", "At [0] it is 3, the bounds are -1 … 1", "check_env_specs"]),
+        ("Raising-v0", ["RuntimeError: no luck", "faulty_env.py:16"]),
+    ],
+)
+def test_env_says_what_is_wrong(command: Rltool, tmp_path: Path, name: str, said: list[str]) -> None:
+    (tmp_path / "faulty_env.py").write_text(FAULTY)
+    answer = command("env", "env=gym", f"env.id=faulty_env:{name}")
+    assert answer.code == 1
+    for text in said:
+        assert text in answer.out
+    assert "Traceback" not in answer.all
+
+
+# --------------------------------------------------------------------------------------------------------------- Python
+
+
+def test_train_from_python(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert rltool.train("algo=ppo", "env=cartpole", "total_frames=1e4")["status"] == "finished"
+    (call,) = training.calls
+    assert call.config.total_frames == 10_000
+    assert call.directory.parent == tmp_path / "runs" / "cartpole-ppo"
+    with pytest.raises(ConfigError, match="no such key"):
+        rltool.train("algo=ppo", "env=cartpole", "algo.gama=1")
+    training.refusal = ConfigError("no")
+    with pytest.raises(ConfigError, match="no"):
+        rltool.train("algo=ppo", "env=acrobot")
+    assert not (tmp_path / "runs" / "acrobot-ppo").exists()
+
+
+def test_resume_from_python(
+    training: Training, header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rltool.train("resume=old", "total_frames=6000")
+    assert training.calls[0].directory == header.run_directory
+    header.frames = 5000
+    assert rltool.train("resume=old")["frames"] == 5000
+    assert len(training.calls) == 1
+
+
+def test_importing_rltool_does_nothing() -> None:
+    script = "import sys, rltool; print(sorted({'torch', 'hydra', 'pydantic'} & set(sys.modules)), rltool.__version__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=_env())
+    assert done.stdout == f"[] {rltool.__version__}\n"
+    assert {"train", "load_policy"} <= set(dir(rltool))
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = rltool.nonsense
+
+
+# ---------------------------------------------------------------------------------------------------------------- smoke
+
+
+@pytest.mark.smoke
+def test_a_real_multirun_of_two_seeds(command: Rltool, tmp_path: Path) -> None:
+    answer = command(
+        "train", "-m", *RUN, "seed=0,1", "total_frames=512", "algo.frames_per_batch=256", "algo.minibatch_size=64",
+        "algo.epochs=1", "algo.warmup_frames=16", "eval=none", "compile=false", "device=cpu", "tuned=none",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
+    summaries = [json.loads((sweep / str(job) / "summary.json").read_text()) for job in range(2)]
+    assert [summary["status"] for summary in summaries] == ["finished", "finished"]
+    for job in range(2):
+        assert (sweep / str(job) / "checkpoints" / "last.ckpt").is_file()
+        assert f"seed={job}" in (sweep / str(job) / "overrides.txt").read_text().splitlines()
+
+
+def test_runs_started_together_never_share_a_directory(training: Training, tmp_path: Path) -> None:
+    """Four claims of one path at the same moment: directories are made once, and given back only by whom they belong to."""
+    from rltool.launch import Claim
+
+    barrier = threading.Barrier(4)
+    claims: list[Claim] = []
+
+    def claim() -> None:
+        barrier.wait()
+        claims.append(Claim.make(tmp_path / "runs" / "a" / "b"))
+
+    threads = [threading.Thread(target=claim) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claims) == 4
+    (tmp_path / "runs" / "a" / "b" / "config.yaml").touch()
+    for one in claims:
+        one.give_back()
+    assert (tmp_path / "runs" / "a" / "b" / "config.yaml").exists()
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins_left() -> Iterator[None]:
+    yield
+    for name in ("faulty_env",):
+        sys.modules.pop(name, None)
