@@ -46,8 +46,8 @@ class RunningNormalizer(nn.Module):
         super().__init__()
         self.floor, self.clip = floor, clip
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(*shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(*shape, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
+        self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
@@ -112,7 +112,8 @@ class Preprocessor(nn.Module):
 
 
 def _module_name(spec: LeafSpec) -> str:
-    return "_".join(spec.key).replace(".", "_")
+    """A name without the dot that modules do not allow, different for each key (escaped as in JSON pointers)."""
+    return "/".join(part.replace("~", "~0").replace("/", "~1").replace(".", "~2") for part in spec.key)
 
 
 def _flat(value: Tensor, spec: LeafSpec) -> Tensor:

@@ -39,10 +39,18 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
     except AttributeError as error:
         raise ConfigError(Problem("env.entry_point", f"module {module} has no {name}: {error}")) from error
     except TypeError as error:
-        raise ConfigError(Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")) from error
+        raise ConfigError(
+            Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")
+        ) from error
     if not isinstance(env, EnvBase) or env.batch_size != torch.Size([]):
         found = f"one with batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else type(env).__name__
-        raise ConfigError(Problem("env.entry_point", f"expected one torchrl EnvBase without a batch size, found {found}", "Use env.num_envs for more"))
+        raise ConfigError(
+            Problem(
+                "env.entry_point",
+                f"expected one torchrl EnvBase without a batch size, found {found}",
+                "Use env.num_envs for more",
+            )
+        )
     return env
 
 
@@ -56,9 +64,15 @@ def space_of(spec: TensorSpec) -> spaces.Space[Any]:
         dtype = torch.empty((), dtype=spec.dtype).numpy().dtype
         if isinstance(spec, Unbounded):
             return spaces.Box(-np.inf, np.inf, tuple(spec.shape), dtype if dtype.kind == "f" else np.float32)
-        low, high = (bound.expand(spec.shape).cpu().numpy().astype(dtype) for bound in (spec.space.low, spec.space.high))
+        low, high = (
+            bound.expand(spec.shape).cpu().numpy().astype(dtype) for bound in (spec.space.low, spec.space.high)
+        )
         return spaces.Box(low, high, dtype=dtype)
-    raise ConfigError(Problem("env.entry_point", f"expected Bounded, Unbounded, Categorical or OneHot specs, found {type(spec).__name__}"))
+    raise ConfigError(
+        Problem(
+            "env.entry_point", f"expected Bounded, Unbounded, Categorical or OneHot specs, found {type(spec).__name__}"
+        )
+    )
 
 
 class TorchRLGym(gymnasium.Env[Any, Any]):
@@ -70,9 +84,11 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         self.action_space = space_of(base.action_spec)
         self._state: TensorDictBase | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, object]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Any, dict[str, object]]:
         """A new episode; the observation as NumPy, nested as the environment has it."""
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         if seed is not None:
             self._base.set_seed(seed)
         self._state = self._base.reset()
@@ -84,7 +100,9 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         self._state.set("action", _as_torchrl(np.asarray(action)[None], self._base.action_spec)[0])
         following = self._base.step(self._state).get("next")
         self._state = following
-        ends = [bool(following[name].item()) if name in following.keys() else False for name in ("terminated", "truncated")]  # noqa: SIM118
+        ends = [
+            bool(following[name].item()) if name in following.keys() else False for name in ("terminated", "truncated")
+        ]  # noqa: SIM118
         if not any(ends) and bool(following["done"].item()):
             ends[0] = True
         return self._observation(following), float(following["reward"].item()), ends[0], ends[1], {}
@@ -120,7 +138,11 @@ def _category(value: Tensor, spec: TensorSpec) -> object:
 def _as_torchrl(action: Any, spec: TensorSpec) -> Tensor:
     """An action in the environment's units as its spec wants it: one-hot where it is."""
     tensor = torch.as_tensor(action)
-    return torch.nn.functional.one_hot(tensor, spec.shape[-1]).to(spec.dtype) if isinstance(spec, OneHot) else tensor.to(spec.dtype)
+    return (
+        torch.nn.functional.one_hot(tensor, spec.shape[-1]).to(spec.dtype)
+        if isinstance(spec, OneHot)
+        else tensor.to(spec.dtype)
+    )
 
 
 class _Units(Transform):  # type: ignore[misc]
@@ -185,11 +207,19 @@ class TorchRLVectorEnv:
         return EnvContract(TorchRLGym(make_base(config)), config.entry_point, index)
 
     def collector(
-        self, behaviour: Behaviour, *, total_frames: int, generator: torch.Generator, device: torch.device, frames: int = 0
+        self,
+        behaviour: Behaviour,
+        *,
+        total_frames: int,
+        generator: torch.Generator,
+        device: torch.device,
+        frames: int = 0,
     ) -> TorchRLExperience:
         """TorchRL's collector around these environments."""
         self.base.set_seed(self._seed)
-        return TorchRLExperience(self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames)
+        return TorchRLExperience(
+            self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames
+        )
 
     def close(self) -> None:
         """Closes the environments."""

@@ -84,7 +84,9 @@ def batch(
     observation = torch.randn(num_envs, steps + 1, 4, generator=source)
     action = actions.random(num_envs * steps, source).unflatten(0, (num_envs, steps))
     flags = {"terminated": terminated, "truncated": truncated}
-    ends = {name: torch.zeros(num_envs, steps, dtype=torch.bool) if flag is None else flag for name, flag in flags.items()}
+    ends = {
+        name: torch.zeros(num_envs, steps, dtype=torch.bool) if flag is None else flag for name, flag in flags.items()
+    }
     following = {
         "observation": observation[:, 1:].clone(),
         "reward": (torch.randn(num_envs, steps, generator=source) if reward is None else reward).unsqueeze(-1),

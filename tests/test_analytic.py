@@ -95,7 +95,12 @@ LADDER: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
 CHOICES: dict[str, tuple[dict[str, Any], dict[float, int]]] = {
     "action": ({"length": 1, "truncates": False, "show": lambda t, s: 1.0, "pay": lambda t, s, a: float(a)}, {1.0: 1}),
     "observation and action": (
-        {"length": 1, "truncates": False, "show": lambda t, s: float(s), "pay": lambda t, s, a: float((a == 1) == (s == 1))},
+        {
+            "length": 1,
+            "truncates": False,
+            "show": lambda t, s: float(s),
+            "pay": lambda t, s, a: float((a == 1) == (s == 1)),
+        },
         {-1.0: 0, 1.0: 1},
     ),
 }
@@ -138,11 +143,22 @@ def learned(algo: str, name: str, *overrides: str) -> Algorithm:
     frames = 3 * cast("int", frames) if "another start" in name else frames
     rung = f"Ladder-{name.replace(' ', '-').replace(',', '')}-v0"
     total = f"total_frames={frames}"
-    config = run_config(f"algo={algo}", "env=gym", f"env.id={rung}", f"algo.gamma={GAMMA}", total, "optim.schedule=linear", *cast("list[str]", words), *overrides)
+    config = run_config(
+        f"algo={algo}",
+        "env=gym",
+        f"env.id={rung}",
+        f"algo.gamma={GAMMA}",
+        total,
+        "optim.schedule=linear",
+        *cast("list[str]", words),
+        *overrides,
+    )
     with closing(cast("GymVectorEnv", config.env.build(seed=0))) as env:
         algorithm = cast("Algorithm", config.algo.build(run=runtime(config, env.actions, leaves=env.leaves)))
         source = torch.Generator().manual_seed(0)
-        collector = env.collector(algorithm, total_frames=cast("int", frames), generator=source, device=torch.device("cpu"))
+        collector = env.collector(
+            algorithm, total_frames=cast("int", frames), generator=source, device=torch.device("cpu")
+        )
         for batch in collector:
             algorithm.update(batch, collector.frames)
     return algorithm

@@ -249,7 +249,9 @@ def test_new_transitions_enter_at_the_largest_priority() -> None:
 
 def prioritised(alpha: float, beta: float) -> tuple[DQN, Tensor]:
     """Ten transitions with priorities 1 … 10."""
-    algorithm = dqn("buffer=prioritized", f"buffer.alpha={alpha}", f"buffer.beta={{start: {beta}, end: {beta}, frames: null}}")
+    algorithm = dqn(
+        "buffer=prioritized", f"buffer.alpha={alpha}", f"buffer.beta={{start: {beta}, end: {beta}, frames: null}}"
+    )
     algorithm.buffer.extend(batch(1, 10, algorithm.actions))
     priority = torch.arange(1.0, 11.0)
     algorithm.buffer._buffer.update_priority(torch.arange(10), priority)
@@ -275,7 +277,9 @@ def test_importance_weights_are_those_of_the_paper(beta: float) -> None:
     weight = (10 * probability) ** -beta
     expected = weight / weight.max()
     (drawn,) = algorithm.buffer.draw(1, 10)
-    torch.testing.assert_close(drawn["priority_weight"].flatten(), expected[drawn["index"].flatten()], rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        drawn["priority_weight"].flatten(), expected[drawn["index"].flatten()], rtol=1e-4, atol=0
+    )
     assert float(drawn["priority_weight"].max()) <= 1.0 + 1e-6
 
 

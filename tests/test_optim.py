@@ -57,7 +57,10 @@ def test_gather_is_the_inverse_of_views() -> None:
         (
             "optim=adamw",
             lambda p: torch.optim.AdamW(
-                [{"params": [q for q in p if q.ndim > 1]}, {"params": [q for q in p if q.ndim == 1], "weight_decay": 0.0}],
+                [
+                    {"params": [q for q in p if q.ndim > 1]},
+                    {"params": [q for q in p if q.ndim == 1], "weight_decay": 0.0},
+                ],
                 lr=1e-2,
                 eps=1e-5,
                 weight_decay=1e-4,

@@ -10,7 +10,7 @@ from builders import BOX, DISCRETE, batch, ppo
 from torch import Tensor, nn
 
 from rltool.actions import ActionSpec
-from rltool.algos.ppo import STEP_METRICS, PPO, ReturnScale
+from rltool.algos.ppo import PPO, STEP_METRICS, ReturnScale
 
 
 def minibatch(algorithm: PPO, actions: ActionSpec, rows: int = 6, shift: float = 0.3) -> tuple[Tensor, ...]:
@@ -258,7 +258,13 @@ def test_samples_follow_the_policy() -> None:
 
 
 def test_statistics_move_after_the_update_only() -> None:
-    algorithm = ppo(DISCRETE, "algo.normalize_observation=true", "algo.warmup_frames=20", "algo.frames_per_batch=20", "algo.minibatch_size=10")
+    algorithm = ppo(
+        DISCRETE,
+        "algo.normalize_observation=true",
+        "algo.warmup_frames=20",
+        "algo.frames_per_batch=20",
+        "algo.minibatch_size=10",
+    )
     assert algorithm.warming_up
     assert algorithm.frames_per_batch == 20
     warmup = batch(2, 10, DISCRETE)

@@ -31,7 +31,9 @@ def nothing() -> int:
     return 0
 
 
-def collected(entry: str, *overrides: str, frames: int = 96) -> tuple[TorchRLVectorEnv, TorchRLExperience, list[torch.Tensor]]:
+def collected(
+    entry: str, *overrides: str, frames: int = 96
+) -> tuple[TorchRLVectorEnv, TorchRLExperience, list[torch.Tensor]]:
     config = run_config("env=torchrl", f"env.entry_point={__name__}:{entry}", "algo.frames_per_batch=32", *overrides)
     env = cast("TorchRLVectorEnv", config.env.build(seed=0))
     algorithm = cast("Algorithm", config.algo.build(run=runtime(config, env.actions, leaves=env.leaves)))
@@ -48,7 +50,7 @@ def collected(entry: str, *overrides: str, frames: int = 96) -> tuple[TorchRLVec
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_batches_have_the_keys_and_shape_of_our_own_collector(num_envs: int) -> None:
-    env, experience, batches = collected(
+    _, experience, batches = collected(
         "cartpole", "algo=dqn", f"env.num_envs={num_envs}", "algo.learning_starts=32", "algo.minibatch_size=8"
     )
     assert [tuple(batch.batch_size) for batch in batches] == [(num_envs, 32 // num_envs)] * 3

@@ -19,7 +19,7 @@ from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, R
 from rltool.buffers import RolloutBuffer
 from rltool.collect import Explorer, TensorLeaves
 from rltool.metrics import Metrics
-from rltool.nets import network, orthogonal_
+from rltool.nets import RunningNormalizer, network, orthogonal_
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import Anneal, PPOConfig
 
@@ -378,17 +378,12 @@ class ReturnScale(nn.Module):
     """
 
     returns: Tensor
-    count: Tensor
-    mean: Tensor
-    var: Tensor
 
     def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
         super().__init__()
         self.gamma, self.clip = gamma, clip
         self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("var", torch.ones((), dtype=torch.float64))
+        self.statistics = RunningNormalizer(())
 
     @torch.no_grad()
     def forward(self, reward: Tensor, done: Tensor) -> Tensor:
@@ -402,12 +397,7 @@ class ReturnScale(nn.Module):
             rows[t] = running
             running[ends[t]] = 0.0
         self.returns.copy_(torch.from_numpy(running))
-        added, mean, var = float(seen.numel()), float(seen.mean()), float(seen.var(correction=0))
-        total = float(self.count) + added
-        delta = mean - float(self.mean)
-        moment = float(self.var) * float(self.count) + var * added + delta**2 * float(self.count) * added / total
-        self.mean += delta * added / total
-        self.var.fill_(moment / total)
-        self.count.fill_(total)
-        scale = float(self.var + 1e-8) ** 0.5
-        return (reward / scale).clamp(-self.clip, self.clip)
+        self.statistics.update(seen.flatten())
+        scale = float(self.statistics.var + 1e-8) ** 0.5
+        scaled: Tensor = (reward / scale).clamp(-self.clip, self.clip)
+        return scaled
