@@ -17,7 +17,7 @@ train: $(STAMP)
 	$(BIN)/rltool train algo=ppo env=inverted_double_pendulum
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -128,7 +128,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Fills an empty buffer with what :meth:`state_dict` gave."""
-        rows = {tuple(name.split(".")[1:]): value for name, value in state.items() if name.startswith("data.")}
+        rows = {_key(name.removeprefix("data.")): value for name, value in state.items() if name.startswith("data.")}
         if not rows:
             return
         count = len(next(iter(rows.values())))
@@ -254,4 +254,11 @@ def _free_memory() -> int | None:
 
 
 def _dotted(key: str | tuple[str, ...]) -> str:
-    return key if isinstance(key, str) else ".".join(key)
+    """A key as one name; a dot inside a part is escaped."""
+    parts = (key,) if isinstance(key, str) else key
+    return ".".join(part.replace("%", "%25").replace(".", "%2E") for part in parts)
+
+
+def _key(name: str) -> tuple[str, ...]:
+    """The key that :func:`_dotted` named."""
+    return tuple(part.replace("%2E", ".").replace("%25", "%") for part in name.split("."))

@@ -158,8 +158,12 @@ def _read(path: Path) -> Header:
                 f"{path} has format {data['format']}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
             )
         header = Header(path, State(**data), _run_directory(path))
-        whole = isinstance(header.config, dict) and header.leaves and header.actions.size > 0
-        if not (whole and isinstance(header.frames, int) and header.frames >= 0):
+        nodes = ("env", "algo", "network", "buffer", "optim", "eval")
+        whole = all(isinstance(header.config[node], dict) for node in nodes) and header.leaves and header.actions
+        state, config = header.state, cast("dict[str, dict[str, JsonValue]]", header.config)
+        counters = [state.frames, state.budget, state.sessions, state.episodes]
+        counters += [cast("int", config["env"]["num_envs"]), cast("int", config["eval"]["max_steps"])]
+        if not (whole and all(type(counter) is int and counter >= 0 for counter in counters)):
             raise ValueError("a part of it is empty or of another type")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has an unreadable header: {error!r}") from error
@@ -201,7 +205,7 @@ def load(algorithm: Algorithm, path: Path, *, only: tuple[str, ...] | None = Non
                 raise CheckpointError(f"{path}: {prefix}{key} has shape {tuple(found[key].shape)}, expected {shape}")
         try:
             component.load_state_dict(found)
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: {name} does not fit: {error}") from error
 
 
@@ -250,14 +254,15 @@ class Saver:
 
     def best(self, algorithm: Algorithm, state: State) -> Path:
         """Writes best.ckpt."""
-        return self._write(algorithm, state, BEST)
+        return self._write(_finite(algorithm, state.frames), state, BEST)
 
     def last(self, algorithm: Algorithm, state: State) -> Path:
         """Writes last.ckpt and the replay buffer beside it; an older buffer then leaves."""
+        tensors = _finite(algorithm, state.frames)
         buffer = algorithm.components().get(_BUFFER)
         if buffer is not None:
             write_tensors(_buffer_path(self.directory, state.frames), buffer.state_dict(), {})
-        path = self._write(algorithm, state, LAST)
+        path = self._write(tensors, state, LAST)
         for old in self.directory.glob("buffer-*.safetensors"):
             if old != _buffer_path(self.directory, state.frames):
                 old.unlink()
@@ -267,7 +272,7 @@ class Saver:
         """Writes last.ckpt and, unless keep is 0, ``<frames>.ckpt``; the oldest beyond ``keep`` leave."""
         path = self.last(algorithm, state)
         if self._keep > 0:
-            self._write(algorithm, state, f"{state.frames}{SUFFIX}")
+            self._write(_finite(algorithm, state.frames), state, f"{state.frames}{SUFFIX}")
             numbered = sorted(
                 (file for file in self.directory.glob(f"*{SUFFIX}") if file.stem.isdigit()),
                 key=lambda file: int(file.stem),
@@ -276,21 +281,30 @@ class Saver:
                 old.unlink()
         return path
 
-    def _write(self, algorithm: Algorithm, state: State, name: str) -> Path:
-        tensors = {
-            f"{component}.{key}": tensor
-            for component, part in algorithm.components().items()
-            if component != _BUFFER
-            for key, tensor in part.state_dict().items()
-        }
-        for key, tensor in tensors.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise NonFiniteError(
-                    f"{key} holds a NaN or an infinity at frame {state.frames}; no checkpoint was written over a good one"
-                )
+    def _write(self, tensors: Mapping[str, Tensor], state: State, name: str) -> Path:
         path = self.directory / name
         write_tensors(path, tensors, {_METADATA: json.dumps(asdict(state), allow_nan=False)})
         return path
+
+
+def _finite(algorithm: Algorithm, frames: int) -> dict[str, Tensor]:
+    """The tensors of every component but the buffer, ``<component>.<name>``.
+
+    Raises:
+        NonFiniteError: one holds a NaN or an infinity.
+    """
+    tensors = {
+        f"{component}.{key}": tensor
+        for component, part in algorithm.components().items()
+        if component != _BUFFER
+        for key, tensor in part.state_dict().items()
+    }
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise NonFiniteError(
+                f"{key} holds a NaN or an infinity at frame {frames}; no checkpoint was written over a good one"
+            )
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -311,8 +325,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise RltoolError(f"{path} could not be written: {error}. What was there before is untouched") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:

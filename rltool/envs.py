@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import sys
+import warnings
 from contextlib import closing
 from copy import deepcopy
 from functools import partial
@@ -126,14 +128,20 @@ def _shown(result: object) -> str:
     return type(result).__name__
 
 
-def make_env(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
+def make_env(config: GymEnvConfig, index: int, render_mode: str | None = None, *, tell: bool = False) -> EnvContract:
     """One environment with the wrappers of the config.
+
+    Args:
+        config: the env node.
+        index: which of the environments side by side it is, for messages.
+        render_mode: Gymnasium's.
+        tell: print Gymnasium's warnings about the id; one of several equal environments is enough.
 
     Raises:
         ConfigError: the id, an argument or a wrapper is wrong, or a package is missing.
         EnvironmentFault: it is none of Gymnasium's kind.
     """
-    env = _gym_make(config, render_mode)
+    env = _gym_make(config, render_mode, tell=tell)
     for position, wrapper in enumerate(config.wrappers):
         path = f"env.wrappers[{position}]"
         module, _, name = wrapper.name.rpartition(":")
@@ -176,7 +184,7 @@ def make_env_in_worker(config: GymEnvConfig, index: int, world: int, parent: int
     return make_env(config, index)
 
 
-def _gym_make(config: GymEnvConfig, render_mode: str | None) -> GymEnv:
+def _gym_make(config: GymEnvConfig, render_mode: str | None, *, tell: bool) -> GymEnv:
     module, _, env_id = config.id.rpartition(":")
     if module:
         import_user_module(module, "env.id")
@@ -186,7 +194,13 @@ def _gym_make(config: GymEnvConfig, render_mode: str | None) -> GymEnv:
     if render_mode is not None:
         arguments["render_mode"] = render_mode
     try:
-        return gymnasium.make(env_id, disable_env_checker=True, **arguments)  # type: ignore[arg-type]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            env = gymnasium.make(env_id, disable_env_checker=True, **arguments)  # type: ignore[arg-type]
+        if tell:
+            for text in dict.fromkeys(str(warning.message) for warning in caught):
+                _tell(text)
+        return env
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             Problem("env.id", f"{config.id} needs a package that is not installed: {error}", _extra(str(error)))
@@ -209,6 +223,12 @@ def _gym_make(config: GymEnvConfig, render_mode: str | None) -> GymEnv:
         raise ConfigError(Problem("env.kwargs", f"{config.id} does not take these arguments: {error}")) from error
     except GymnasiumError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be made: {error}")) from error
+
+
+def _tell(text: str) -> None:
+    """Hands a warning of Gymnasium's (an old version of an id, …) on to the user, without its colours."""
+    plain = re.sub(r"\x1b\[\d+m", "", text).removeprefix("WARN: ")
+    print(f"warning: {plain}", file=sys.stderr)
 
 
 def _extra(message: str) -> str:
@@ -259,7 +279,7 @@ class GymVectorEnv:
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         self.num_envs = config.num_envs
         self._seeds = seeds(seed, Stream.TRAIN_ENV, config.num_envs, start=session * config.num_envs)
-        with closing(make_env(config, 0)) as probe:
+        with closing(make_env(config, 0, tell=True)) as probe:
             self.id = probe.spec.id if probe.spec is not None else config.id
             module = config.id.rpartition(":")[0]
             self.resolved_config = config.model_copy(update={"id": f"{module}:{self.id}" if module else self.id})

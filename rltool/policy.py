@@ -15,7 +15,7 @@ from rltool.algos.base import Algorithm, Runtime
 from rltool.compiling import Compiler
 from rltool.config import load_node
 from rltool.devices import quieten_libraries, resolve_device
-from rltool.errors import CheckpointError
+from rltool.errors import CheckpointError, ConfigError
 from rltool.spaces import Array, flatten
 
 if TYPE_CHECKING:
@@ -45,30 +45,34 @@ class LoadedPolicy:
         self.header = checkpoint.read_header(Path(path))
         self._device = resolve_device(device)
         config = self.header.config
-        nodes = {
-            group: load_node(group, cast("dict[str, object]", config[group])) for group in ("algo", "network", "optim")
-        }
+        tree = cast("dict[str, dict[str, object]]", config)
         # Acting needs no experience: a replay buffer of one row stands in for the one that training had.
-        buffer = dict(cast("dict[str, object]", config["buffer"]))
-        if "size" in buffer:
-            buffer |= {"size": 1, "storage": "memory"}
-        env = cast("dict[str, object]", config["env"])
+        if tree["buffer"].get("kind") in ("replay", "prioritized"):
+            tree = {**tree, "buffer": {"kind": "replay", "size": 1, "storage": "memory"}}
+        try:
+            nodes = {group: load_node(group, tree[group]) for group in ("algo", "network", "optim", "buffer")}
+        except ConfigError as error:
+            raise CheckpointError(f"{self.header.path} holds a configuration that is none: {error}") from error
         run = Runtime(
             leaves=self.header.leaves,
             actions=self.header.actions,
-            num_envs=int(cast("int", env["num_envs"])),
+            num_envs=int(cast("int", tree["env"]["num_envs"])),
             network=cast("NetworkConfig", nodes["network"]),
             optim=cast("OptimConfig", nodes["optim"]),
-            buffer=cast("BufferConfig", load_node("buffer", buffer)),
+            buffer=cast("BufferConfig", nodes["buffer"]),
             device=self._device,
             budget=self.header.state.budget,
             seed=0,
             compiler=Compiler(False, 0, _nobody),
             note=_nobody,
         )
-        self.algorithm = cast("Algorithm", cast("AlgoConfig", nodes["algo"]).build(run=run))
+        try:
+            self.algorithm = cast("Algorithm", cast("AlgoConfig", nodes["algo"]).build(run=run))
+        except (ConfigError, RuntimeError) as error:
+            raise CheckpointError(f"{self.header.path} describes networks that cannot be built: {error}") from error
         checkpoint.load(self.algorithm, self.header.path, only=("policy", "normalizer"))
-        self._draws = torch.Generator().manual_seed(torch.seed() % 2**63)
+        self._draws = torch.Generator()
+        self._draws.seed()  # from the operating system; torch's global generator stays as it is
 
     @property
     def env_node(self) -> dict[str, object]:
@@ -88,16 +92,15 @@ class LoadedPolicy:
             deterministic: the policy's mode; False samples.
 
         Returns:
-            One action, or ``[N, …]``: a tensor where a tensor came in, else NumPy.
+            One action, or ``[N, …]``: a tensor on the same device where tensors came in, else NumPy.
 
         Raises:
             ValueError: the observation has the shape of neither one nor a batch.
         """
         specs = self.header.leaves
+        tensors: list[Tensor] = []
         try:
-            leaves = flatten(
-                observation.detach().cpu().numpy() if isinstance(observation, Tensor) else observation, specs
-            )
+            leaves = flatten(_on_host(observation, tensors), specs)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"the observation lacks a part; expected {[spec.name for spec in specs]}") from error
         extra = {leaves[spec.key].ndim - len(spec.shape) for spec in specs}
@@ -122,11 +125,21 @@ class LoadedPolicy:
                 chosen = self.algorithm.sampler(batch, tuple(part[0].to(self._device) for part in drawn))
         action = self.algorithm.actions.to_env(chosen.cpu().numpy())
         result: Array = action[0] if single else action
-        return torch.as_tensor(np.asarray(result)) if isinstance(observation, Tensor) else result
+        return torch.as_tensor(np.asarray(result), device=tensors[0].device) if tensors else result
 
     def __repr__(self) -> str:
         state = self.header.state
         return f"LoadedPolicy({state.env}, {state.frames:,} frames, {self.header.path})"
+
+
+def _on_host(observation: object, tensors: list[Tensor]) -> object:
+    """The observation with every tensor as an array; the tensors are added to the list."""
+    if isinstance(observation, Tensor):
+        tensors.append(observation)
+        return observation.detach().cpu().numpy()
+    if isinstance(observation, Mapping):
+        return {key: _on_host(part, tensors) for key, part in observation.items()}
+    return tuple(_on_host(part, tensors) for part in observation) if isinstance(observation, tuple) else observation
 
 
 def _nobody(text: str) -> None:

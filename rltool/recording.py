@@ -132,6 +132,11 @@ class Recorder:
                     "rewards; the last checkpoint is from before"
                 )
 
+    def log_rest(self) -> None:
+        """Writes a last point, where frames were collected since the one before: a short run has no other."""
+        if self._collector.frames > self._logged:
+            self.log(histograms=False)
+
     def evaluate(self) -> None:
         """Evaluates the policy, keeps it as best.ckpt where it is the best so far (ties: the newer)."""
         if self._evaluator is None or self._report_frames == self._collector.frames:
@@ -163,6 +168,10 @@ class Recorder:
         self._scalars |= scalars
         self._logger.scalars(scalars, frames)
         self._console.evaluation(frames, report.mean, report.ci_low, report.ci_high, report.episodes, better)
+        if report.cut:
+            self._console.note(
+                f"{report.cut} of these {report.episodes} episodes were cut at {report.max_steps:,} steps (eval.max_steps)"
+            )
         if better:
             self._saver.best(self._algorithm, self.state())
 

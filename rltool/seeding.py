@@ -44,7 +44,10 @@ def generator(seed: int, stream: Stream) -> torch.Generator:
 
 
 def seed_world(seed: int) -> None:
-    """Seeds the global generators of Python, NumPy and torch, for environments that draw from those."""
+    """Seeds the global generators of Python, NumPy and torch, for environments that draw from those.
+
+    ``seed`` is a run's, or one of :func:`seeds` where a process or an evaluation needs numbers of its own.
+    """
     (value,) = seeds(seed, Stream.WORLD, 1)
     random.seed(value)
     np.random.seed(value)

@@ -36,6 +36,9 @@ class LeafSpec:
         dtype: NumPy name of the type it is stored in (``float32``, ``int64``).
         n: number of values of a discrete leaf; 0 for a box.
         start: smallest value of a discrete leaf.
+
+    Raises:
+        ValueError: the parts contradict each other.
     """
 
     key: Key
@@ -44,6 +47,12 @@ class LeafSpec:
     dtype: str
     n: int = 0
     start: int = 0
+
+    def __post_init__(self) -> None:
+        discrete = self.kind == "discrete"
+        sound = (self.shape == () and self.n > 0) if discrete else min(self.shape, default=0) >= 0
+        if not sound or np.dtype(self.dtype).kind not in ("iu" if discrete else "iuf"):
+            raise ValueError(f"no such leaf: {self!r}")
 
     def __str__(self) -> str:
         return f"{self.name} Discrete({self.n})" if self.kind == "discrete" else f"{self.name} Box{self.shape}"

@@ -100,12 +100,13 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         self._state.set("action", _as_torchrl(np.asarray(action)[None], self._base.action_spec)[0])
         following = self._base.step(self._state).get("next")
         self._state = following
-        ends = [
-            bool(following[name].item()) if name in following.keys() else False for name in ("terminated", "truncated")
-        ]  # noqa: SIM118
-        if not any(ends) and bool(following["done"].item()):
-            ends[0] = True
-        return self._observation(following), float(following["reward"].item()), ends[0], ends[1], {}
+        done = following["done"]
+        truncated = bool(following.get("truncated", torch.zeros_like(done)).item())
+        # An environment that knows only "done" ends by dying, unless it says that it was cut.
+        terminated = bool(following.get("terminated", done).item()) and not (
+            truncated and "terminated" not in following
+        )
+        return self._observation(following), float(following["reward"].item()), terminated, truncated, {}
 
     def close(self) -> None:
         """Closes the environment."""

@@ -6,7 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -100,6 +100,7 @@ def train(
             _restore(algorithm, origin, config, console)
         elif config.init is not None:
             _initialise(algorithm, env, checkpoint.read_header(Path(config.init)))
+            algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
 
         continues = (
             origin is not None
@@ -145,7 +146,7 @@ def train(
             [
                 ("environment", f"{env.id}, {env.num_envs} side by side"),
                 ("spaces", f"{', '.join(map(str, env.leaves))} → {env.actions}"),
-                ("algorithm", f"{config.algo.kind}, {_budget_in_words(config.total_frames)}"),
+                ("algorithm", f"{config.algo.kind}, {_budget_in_words(config, algorithm, frames)}"),
                 ("network", f"{config.network.kind}, {parts:,} parameters"),
                 ("device", f"{describe_device(device, config.device)}; threads {config.threads}"),
                 ("compile", f"{'yes' if compiler.enabled else 'no'} ({compiler.reason})"),
@@ -155,34 +156,37 @@ def train(
             ],
             frames=frames,
         )
+        if _planned_updates(config) == 0:
+            console.warn(f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made")
         return _recorded(config, algorithm, collector, record, home, console)
 
 
-def loop(config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder) -> str:
+def loop(
+    config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder, interrupted: Interruption
+) -> str:
     """The one loop. Returns how it ended: ``finished``, ``solved``, or the name of the signal that stopped it."""
     histogram_interval = record.histogram_interval
     before = collector.frames
-    with interrupts() as interrupted:
-        for batch in collector:
-            frames = collector.frames
-            record.clock.lap("collect")
-            metrics = algorithm.update(batch, frames)
-            record.clock.lap("update")
-            record.batch(metrics)
-            if due(before, frames, config.logging.interval):
-                record.log(histograms=due(before, frames, histogram_interval))
-            record.clock.lap("log")
-            if due(before, frames, config.eval.interval):
-                record.evaluate()
-            record.clock.lap("evaluate")
-            if due(before, frames, config.save.interval):
-                record.save()
-            record.clock.lap("save")
-            before = frames
-            if interrupted.by is not None:
-                return interrupted.by.name
-            if record.solved:
-                return "solved"
+    for batch in collector:
+        frames = collector.frames
+        record.clock.lap("collect")
+        metrics = algorithm.update(batch, frames)
+        record.clock.lap("update")
+        record.batch(metrics)
+        if due(before, frames, config.logging.interval):
+            record.log(histograms=due(before, frames, histogram_interval))
+        record.clock.lap("log")
+        if due(before, frames, config.eval.interval):
+            record.evaluate()
+        record.clock.lap("evaluate")
+        if due(before, frames, config.save.interval):
+            record.save()
+        record.clock.lap("save")
+        before = frames
+        if interrupted.by is not None:
+            return interrupted.by.name
+        if record.solved:
+            return "solved"
     return "finished"
 
 
@@ -196,11 +200,15 @@ def _recorded(
 ) -> dict[str, object]:
     """Runs the loop and writes down how it ended, whatever happens."""
     try:
-        ended = loop(config, algorithm, collector, record)
-        if ended in ("finished", "solved"):
-            record.evaluate()
-        record.save_last()
+        with interrupts() as interrupted:
+            ended = loop(config, algorithm, collector, record, interrupted)
+            record.log_rest()
+            if ended in ("finished", "solved"):
+                record.evaluate()
+            record.save_last()
     except BaseException as fault:
+        with suppress(Exception):  # what was measured before the fault; nothing here may hide the fault itself
+            record.log_rest()
         status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
         with open(home.log_path, "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
@@ -262,8 +270,16 @@ def _planned_updates(config: RunConfig) -> int:
     return config.algo.updates(config) if config.total_frames > 0 else -1
 
 
-def _budget_in_words(frames: int) -> str:
-    return "until stopped" if frames < 0 else f"{frames:,} frames"
+def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> str:
+    """The budget, and where the run really ends: batches are whole, and so is the warm-up."""
+    budget, num_envs = config.total_frames, config.env.num_envs
+    if budget < 0:
+        return "until stopped"
+    if algorithm.warming_up:
+        frames += -(-algorithm.frames_per_batch // num_envs) * num_envs
+    batch = config.algo.batch_frames(num_envs)
+    end = frames + max(-(-(budget - frames) // batch), 0) * batch
+    return f"{budget:,} frames" + ("" if end == budget else f" (in whole batches of {batch:,}: {end:,})")
 
 
 class Interruption:

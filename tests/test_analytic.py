@@ -59,22 +59,12 @@ class Ladder(gym.Env[Any, Any]):
 
 # What is observed, what is paid, how it ends; then the value of each observation under the best policy.
 LADDER: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
-    "one step": ({"length": 1, "truncates": False, "show": lambda t, s: 1.0, "pay": lambda t, s, a: 1.0}, {1.0: 1.0}),
     "discounting": (
         {"length": 2, "truncates": False, "show": lambda t, s: float(t), "pay": lambda t, s, a: float(t)},
         {0.0: GAMMA, 1.0: 1.0},
     ),
-    "observation": (
-        {"length": 1, "truncates": False, "show": lambda t, s: float(s), "pay": lambda t, s, a: float(s)},
-        {-1.0: -1.0, 1.0: 1.0},
-    ),
     "no end": (
         {"length": None, "truncates": False, "show": lambda t, s: 1.0, "pay": lambda t, s, a: 1.0},
-        {1.0: 1 / (1 - GAMMA)},
-    ),
-    # A time limit is no death: V = r / (1 - γ) as if the episode went on.
-    "time limit": (
-        {"length": 3, "truncates": True, "show": lambda t, s: 1.0, "pay": lambda t, s, a: 1.0},
         {1.0: 1 / (1 - GAMMA)},
     ),
     # Bootstrapping from the observation of the next episode would give about -24 for the later states, death about 1.8.
@@ -93,7 +83,6 @@ LADDER: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
     ),
 }
 CHOICES: dict[str, tuple[dict[str, Any], dict[float, int]]] = {
-    "action": ({"length": 1, "truncates": False, "show": lambda t, s: 1.0, "pay": lambda t, s, a: float(a)}, {1.0: 1}),
     "observation and action": (
         {
             "length": 1,
@@ -122,13 +111,13 @@ ALGORITHMS = {
         "network.hidden=[32]",
     ),
     "dqn": (
-        2_000,
+        1_400,
         "algo.frames_per_batch=20",
         "algo.minibatch_size=32",
         "algo.learning_starts=100",
         "algo.updates_per_frame=0.25",
         "algo.target_interval=null",
-        "algo.tau=0.1",
+        "algo.tau=0.2",
         "algo.epsilon={start: 1.0, end: 0.5, frames: 1000}",
         "algo.loss_function=l2",
         "optim.lr=5e-3",
@@ -140,7 +129,7 @@ ALGORITHMS = {
 def learned(algo: str, name: str, *overrides: str) -> Algorithm:
     """Trains on a rung of the ladder with the collector and the update of real runs."""
     frames, *words = ALGORITHMS[algo]
-    frames = 3 * cast("int", frames) if "another start" in name else frames
+    frames = 2 * cast("int", frames) if "another start" in name else frames
     rung = f"Ladder-{name.replace(' ', '-').replace(',', '')}-v0"
     total = f"total_frames={frames}"
     config = run_config(

@@ -24,6 +24,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
 from rltool.logs import CSVLogger, Logger, NoLogger, TensorBoardLogger, _buckets
 from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig
@@ -259,7 +260,10 @@ def test_hyperparameters_and_final_values_are_in_the_runs_own_event_file(tmp_pat
     assert "_hparams_/session_end_info" in contents
 
 
-def test_a_resumed_run_never_runs_backwards(tmp_path: Path) -> None:
+def test_a_resumed_run_never_runs_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    # TensorBoard reads files in the order of their names, which end in a count of the process's writers: 10 is before 9.
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer._global_uid", AtomicCounter(0))
     logger = tensorboard(tmp_path)
     for frames in (10, 20, 30, 40):
         logger.scalars({"train/loss": float(frames)}, frames)

@@ -99,7 +99,7 @@ def _table(report: Mapping[str, object]) -> str:
         rate = cast("float", report["success_rate"])
         rows.append(("success", f"{rate:.0%} of episodes reach {_number(report['threshold'], 0)}"))
     if report["cut"]:
-        rows.append(("cut", f"{report['cut']} episodes had not ended by max_steps"))
+        rows.append(("cut", f"{report['cut']} episodes were cut at {report['max_steps']:,} steps (max_steps)"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 

@@ -1,0 +1,81 @@
+"""Fixtures that several test files share. They import torch themselves: tests without them start fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from rltool.envs import GymVectorEnv
+    from rltool.evaluation import Evaluator
+
+# As a run does it: small networks gain nothing from a second thread, and lose much where another process has the core.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def vector() -> Iterator[Callable[..., GymVectorEnv]]:
+    """Makes vectorised environments, by default of probes, and closes them."""
+    from probes import gym_config
+
+    from rltool.envs import GymVectorEnv
+
+    with ExitStack() as stack:
+
+        def make(env_id: str = "Probe-v0", *, seed: int = 0, session: int = 0, **changes: object) -> GymVectorEnv:
+            config = gym_config(env_id, **changes)  # type: ignore[arg-type]
+            return stack.enter_context(closing(GymVectorEnv(config, seed=seed, session=session)))
+
+        yield make
+
+
+@pytest.fixture
+def evaluator() -> Iterator[Callable[..., Evaluator]]:
+    """Makes evaluators, by default of probes, and closes them."""
+    import torch
+    from probes import gym_config
+
+    from rltool.evaluation import Evaluator
+
+    with ExitStack() as stack:
+
+        def make(env_id: str = "Probe-v0", *, num_envs: int = 1, **changes: object) -> Evaluator:
+            config = gym_config(env_id, **changes)  # type: ignore[arg-type]
+            return stack.enter_context(closing(Evaluator(config, num_envs=num_envs, device=torch.device("cpu"))))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run: PPO on Pendulum (continuous actions), with a normaliser and evaluations."""
+    from probes import run
+
+    directory = tmp_path_factory.mktemp("ppo")
+    run(
+        directory,
+        "ppo",
+        "env=pendulum",
+        "total_frames=352",
+        "eval=default",
+        "eval.interval=200",
+        "eval.max_steps=30",
+        "save.interval=100",
+        "save.keep=2",
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def dqn_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run: DQN on CartPole, 400 frames, a checkpoint every 100 of which two are kept."""
+    from probes import run
+
+    directory = tmp_path_factory.mktemp("dqn")
+    run(directory, "dqn", "total_frames=400", "save.interval=100", "save.keep=2", "optim.schedule=linear")
+    return directory

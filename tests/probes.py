@@ -1,0 +1,302 @@
+"""Environments whose numbers can be worked out by hand, and short ways to configure, step and train on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rltool.actions import ActionSpec
+from rltool.collect import Collector, TensorLeaves
+from rltool.composition import read_overrides
+from rltool.configfiles import ConfigFiles
+from rltool.envs import GymVectorEnv
+from rltool.launch import check_jobs
+from rltool.schema import GymEnvConfig, RunConfig
+from rltool.seeding import Stream, generator
+from rltool.training import train
+
+Result = tuple[Any, ...]
+
+
+def _box(low: object, high: object, shape: tuple[int, ...], dtype: type = np.float32) -> spaces.Box:
+    return spaces.Box(low, high, shape, dtype)  # type: ignore[arg-type]
+
+
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "const": _box(-1e6, 1e6, (1,)),
+    "t": _box(-1e6, 1e6, (1,)),
+    "noise": _box(-np.inf, np.inf, (3,), np.float64),
+    "world": _box(-np.inf, np.inf, (1,)),
+    "scalar": _box(-1, 1, ()),
+    "discrete": spaces.Discrete(4, start=2),
+    "dict": spaces.Dict(
+        {
+            "a": spaces.Dict({"b": _box(-np.inf, np.inf, (2,), np.float64)}),
+            "a_b": _box(-np.inf, np.inf, (2,)),
+            "c": spaces.Discrete(3, start=1),
+        }
+    ),
+    "tuple": spaces.Tuple((spaces.Discrete(3), _box(-1, 1, (2,)))),
+    "image": _box(0, 255, (8, 8, 3), np.uint8),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(2),
+    "start": spaces.Discrete(3, start=-1),
+    "box": spaces.Box(np.array([0, -3], np.float32), np.array([1, 5], np.float32)),
+    "scalar": _box(-1, 1, ()),
+    "multi": spaces.MultiDiscrete([2, 3]),
+}
+# What a faulty environment makes of the right answer to a step.
+FAULTS: dict[str, Callable[..., Result]] = {
+    "observation of another length": lambda obs, *rest: (np.append(obs, 0).astype(np.float32), *rest),
+    "observation of text": lambda obs, *rest: (np.array(["left"]), *rest),
+    "observation without a key": lambda obs, *rest: ({"a": obs["a"], "c": obs["c"]}, *rest),
+    "observation out of range": lambda obs, *rest: (np.int64(9), *rest),
+    "observation NaN": lambda obs, *rest: (np.full_like(obs, np.nan), *rest),
+    "reward None": lambda obs, reward, *rest: (obs, None, *rest),
+    "reward of two": lambda obs, reward, *rest: (obs, np.array([1.0, 2.0]), *rest),
+    "reward NaN": lambda obs, reward, *rest: (obs, float("nan"), *rest),
+    "four values": lambda obs, reward, terminated, truncated, info: (obs, reward, terminated or truncated, info),
+}
+SIGNALS: dict[str, Callable[[], None]] = {
+    "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    # As Ctrl-C on a terminal does: to every process of the group, workers included.
+    "Ctrl-C": lambda: os.killpg(0, signal.SIGINT),
+}
+
+
+class Probe(gym.Env[Any, Any]):
+    """Counts its steps, checks that each action lies in its space, and can break the contract at a chosen step.
+
+    Args:
+        n: steps of an episode; None: it never ends.
+        end: ``trunc`` or ``term``.
+        obs: a name of :data:`OBSERVATIONS`; ``t`` is the step within the episode, ``noise`` N(100, 10) of the
+            environment's own generator, ``world`` a number of NumPy's global one.
+        actions: a name of :data:`ACTIONS`.
+        reward: what each step pays; a list becomes an array, ``t`` pays the step within the episode, ``drawn`` a whole
+            number from 0 to 9 that the environment's own generator draws at reset.
+        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, at the ``at``-th step since it was made.
+    """
+
+    def __init__(
+        self,
+        n: int | None = 3,
+        end: str = "trunc",
+        obs: str = "const",
+        actions: str = "discrete",
+        reward: object = 1.0,
+        fault: str | None = None,
+        at: int = 1,
+    ) -> None:
+        self.n, self.end, self.obs, self.fault, self.at = n, end, obs, fault, at
+        self.reward = np.array(reward) if isinstance(reward, list) else reward
+        self.observation_space, self.action_space = OBSERVATIONS[obs], ACTIONS[actions]
+        self.t = self.steps = 0
+
+    def observe(self) -> Any:
+        match self.obs:
+            case "t":
+                return np.array([self.t], np.float32)
+            case "noise":
+                return self.np_random.normal(100, 10, 3)
+            case "world":
+                return np.array([np.random.normal()], np.float32)
+            case "scalar":
+                return np.float32(0.5)
+            case "discrete":
+                return np.int64(2 + self.t % 4)
+            case "dict":
+                inner, outer = self.np_random.normal(size=2), np.array([self.t, 1], np.float32)
+                return {"a": {"b": inner}, "a_b": outer, "c": np.int64(1 + self.t % 3)}
+            case "tuple":
+                return np.int64(self.t % 3), np.array([0, 1], np.float32)
+            case _:
+                return np.array([1], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.t, self.drawn = 0, float(self.np_random.integers(10))
+        return self.observe(), {}
+
+    def step(self, action: object) -> Any:
+        assert self.action_space.contains(np.asarray(action)), f"action {action!r} outside {self.action_space}"
+        self.t, self.steps = self.t + 1, self.steps + 1
+        done = self.t == self.n
+        reward = (
+            {"t": float(self.t), "drawn": self.drawn}.get(self.reward) if isinstance(self.reward, str) else self.reward
+        )
+        result = (
+            self.observe(),
+            reward,
+            done and self.end == "term",
+            done and self.end == "trunc",
+            {"steps": self.steps},
+        )
+        if self.fault is None or self.steps != self.at:
+            return result
+        if self.fault == "raise":
+            raise ZeroDivisionError("the probe broke")
+        if self.fault in SIGNALS:
+            SIGNALS[self.fault]()
+            return result
+        return FAULTS[self.fault](*result)
+
+
+class OldReset(Probe):
+    """Gives no info on reset, as before Gymnasium."""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class OldSeed(Probe):
+    """Takes no seed on reset, as before Gymnasium."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class Bonus(gym.Wrapper[Any, Any, Any, Any]):
+    """A wrapper of the user's own: pays ``bonus`` more a step."""
+
+    def __init__(self, env: gym.Env[Any, Any], bonus: float = 0.0) -> None:
+        super().__init__(env)
+        self.bonus = bonus
+
+    def step(self, action: object) -> Any:
+        observation, reward, *rest = self.env.step(action)
+        return observation, float(reward) + self.bonus, *rest
+
+
+gym.register("Probe-v0", entry_point=Probe)
+gym.register("Goal-v0", entry_point=Probe, reward_threshold=5.0)
+gym.register("OldReset-v0", entry_point=OldReset)
+gym.register("OldSeed-v0", entry_point=OldSeed)
+
+
+def gym_config(
+    env_id: str = "Probe-v0",
+    *,
+    num_envs: int = 1,
+    backend: str = "sync",
+    wrappers: Sequence[Mapping[str, object]] = (),
+    max_episode_steps: int | None = None,
+    **kwargs: object,
+) -> GymEnvConfig:
+    """An env node; further arguments are those of the environment."""
+    return GymEnvConfig.model_validate(
+        {
+            "kind": "gym",
+            "id": env_id,
+            "num_envs": num_envs,
+            "backend": backend,
+            "kwargs": kwargs,
+            "wrappers": list(wrappers),
+            "max_episode_steps": max_episode_steps,
+        }
+    )
+
+
+class Rule:
+    """A deterministic policy for a collector or an evaluator: its actions are a function of the observation alone.
+
+    Args:
+        actions: units of action.
+        act: leaves ``[N, …]`` to actions in policy units; always the first choice (or the middle) by default.
+        frames: frames of a batch.
+    """
+
+    def __init__(
+        self, actions: ActionSpec, act: Callable[[TensorLeaves], Tensor] | None = None, frames: int = 12
+    ) -> None:
+        self.actions, self.frames_per_batch, self.batch_frames = actions, frames, frames
+        self.explorer = self.sampler = self
+        self._act = act or self._idle
+
+    def _idle(self, leaves: TensorLeaves) -> Tensor:
+        count = len(next(iter(leaves.values())))
+        return (
+            torch.zeros(count, dtype=torch.int64)
+            if self.actions.kind == "discrete"
+            else torch.zeros(count, self.actions.size)
+        )
+
+    def policy(self, leaves: TensorLeaves) -> Tensor:
+        return self._act(leaves)
+
+    def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return ()
+
+    def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
+        return self._act(leaves)
+
+
+def collector(
+    env: GymVectorEnv,
+    act: Callable[[TensorLeaves], Tensor] | None = None,
+    *,
+    frames: int = 12,
+    total: int = -1,
+    start: int = 0,
+) -> Collector:
+    """A collector on the CPU that acts by a :class:`Rule`, ``frames`` frames a batch."""
+    return env.collector(
+        Rule(env.actions, act, frames),
+        total_frames=total,
+        generator=generator(0, Stream.POLICY),
+        device=torch.device("cpu"),
+        frames=start,
+    )
+
+
+TINY = {
+    "ppo": ("algo.frames_per_batch=64", "algo.minibatch_size=32", "algo.epochs=2", "algo.warmup_frames=32"),
+    "dqn": (
+        "algo.frames_per_batch=20",
+        "algo.minibatch_size=16",
+        "algo.learning_starts=60",
+        "algo.updates_per_frame=0.1",
+        "algo.target_interval=100",
+        "algo.epsilon.frames=1000",
+        "buffer.size=10_000",
+    ),
+}
+QUICK = (
+    "tuned=none",
+    "env.num_envs=2",
+    "network.hidden=[16]",
+    "compile=false",
+    "quiet=true",
+    "eval.episodes=2",
+    "eval.num_envs=2",
+)
+
+
+def tiny(algo: str, *overrides: str) -> list[str]:
+    """The words of a run of a few hundred frames on CartPole, without evaluation and TensorBoard; overrides come last."""
+    given = {word.partition("=")[0] for word in overrides}
+    words = [f"algo={algo}", "env=cartpole", "logging=csv", "logging.interval=40", "eval=none", *QUICK, *TINY[algo]]
+    return [*(word for word in words if word.partition("=")[0] not in given), *overrides]
+
+
+def run_config(*words: str) -> RunConfig:
+    """The checked configuration of a command line."""
+    files = ConfigFiles.find_main()
+    (job,) = check_jobs(read_overrides(words, files), files)
+    return job.config
+
+
+def run(directory: Path, algo: str, *overrides: str) -> dict[str, object]:
+    """Trains a tiny run into a directory; returns its summary."""
+    return train(run_config(*tiny(algo, *overrides)), directory, overrides)

@@ -1,0 +1,465 @@
+"""Whole runs of a few hundred frames: what they leave behind, how they go on, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import yaml
+from probes import QUICK, TINY, run
+from torch import Tensor
+
+import rltool
+from rltool import cli, training
+from rltool.checkpoint import read_header, restore_random_state
+from rltool.errors import ConfigError, NonFiniteError
+from rltool.training import Interruption, interrupts
+
+PROBE = ("env=gym", "env.id=Probe-v0")
+
+
+def points(directory: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock measured."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name[:5] != "time/"} for line in lines]
+
+
+def tensors(directory: Path, name: str = "last.ckpt") -> dict[str, Tensor]:
+    return safetensors.torch.load_file(directory / "checkpoints" / name)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return set(one) == set(other) and all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+def log(directory: Path) -> str:
+    return (directory / "log.txt").read_text()
+
+
+def curve(directory: Path, name: str) -> dict[int, float]:
+    return {point["frames"]: point[name] for point in points(directory) if name in point}
+
+
+def scalars(directory: Path, name: str) -> dict[int, float]:
+    """A curve as TensorBoard reads it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
+    """The command line, stopped in two ways at frame 110. Started first, since it needs seconds to begin: the other tests
+    run meanwhile."""
+    started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
+    for name, backend, logging in (("SIGTERM", "sync", "tensorboard"), ("Ctrl-C", "async", "csv")):
+        directory = tmp_path_factory.mktemp(name)
+        words = ["algo=dqn", "env=gym", "env.id=probes:Probe-v0", f"env.backend={backend}", *QUICK, *TINY["dqn"]]
+        words += ["env.num_envs=1", "quiet=false", f"logging={logging}"]
+        words += [f"env.kwargs={{fault: {name}, at: 110}}", "eval=none", "logging.interval=40", "total_frames=100_000"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rltool", "train", *words, f"hydra.run.dir={directory}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started[name] = (directory, process)
+    yield started
+    for _, process in started.values():
+        process.kill()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_seed_fixes_the_whole_run(tmp_path: Path, algo: str) -> None:
+    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
+        run(tmp_path / name, algo, f"seed={seed}", "total_frames=224")
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    assert points(one) == points(two)
+    assert len(points(one)) >= 3
+    assert any("train/loss" in point for point in points(one))
+    assert same(tensors(one), tensors(two))
+    assert points(one) != points(other)
+
+
+def test_evaluations_do_not_move_training(tmp_path: Path) -> None:
+    run(tmp_path / "plain", "dqn", "total_frames=200")
+    run(
+        tmp_path / "evaluated",
+        "dqn",
+        "total_frames=200",
+        "eval=default",
+        "eval.interval=40",
+        "eval.deterministic=false",
+    )
+    assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "evaluated"))
+    assert sorted(curve(tmp_path / "evaluated", "eval/return_mean")) == [40, 80, 120, 160, 200]
+
+
+def test_a_seed_that_was_drawn_and_the_full_id_are_written_down(tmp_path: Path) -> None:
+    result = run(tmp_path, "dqn", "env.id=CartPole", "seed=null", "total_frames=40")
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    header = read_header(tmp_path)
+    assert isinstance(saved["seed"], int)
+    assert saved["seed"] == header.config["seed"] == result["seed"]
+    assert saved["env"]["id"] == header.config["env"]["id"] == header.state.env == result["env"] == "CartPole-v1"  # type: ignore[index, call-overload]
+
+
+def test_a_directory_that_holds_a_run_is_left_alone(dqn_run: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in dqn_run.rglob("*") if path.is_file() and path.suffix}
+    with pytest.raises(ConfigError, match=r"expected a directory without a run"):
+        run(dqn_run, "dqn", "total_frames=40")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_points_evaluations_and_checkpoints_come_when_they_are_due(ppo_run: Path) -> None:
+    # The warm-up of 32 frames, then batches of 64; every 40, 200 and 100 frames (the first after that).
+    assert list(curve(ppo_run, "episode/finished")) == [96, 160, 224, 288, 352]
+    assert list(curve(ppo_run, "eval/return_mean")) == [224, 352]
+    assert {path.name for path in (ppo_run / "checkpoints").iterdir()} == {
+        "last.ckpt",
+        "best.ckpt",
+        "224.ckpt",
+        "352.ckpt",
+    }
+
+
+def test_the_best_checkpoint_is_the_newest_of_the_best(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", *PROBE, "total_frames=100", "eval=default", "eval.interval=40")
+    assert set(curve(tmp_path, "eval/return_mean").values()) == {3.0}
+    header = read_header(tmp_path / "checkpoints/best.ckpt")
+    assert (header.frames, header.state.evaluation, header.state.best) == (100, 3.0, {"mean": 3.0, "frames": 100})
+
+
+def test_a_run_ends_once_enough_evaluations_in_a_row_reach_the_threshold(tmp_path: Path) -> None:
+    overrides = ("eval=default", "eval.interval=40", "stop.return_threshold=3", "stop.evaluations=2")
+    result = run(tmp_path, "dqn", *PROBE, *overrides, "total_frames=400")
+    assert (result["status"], result["frames"], result["objective"]) == ("solved", 80, 3.0)
+    assert read_header(tmp_path).state.solved == 2
+
+
+def test_a_short_run_has_a_point_at_its_end(tmp_path: Path) -> None:
+    result = run(tmp_path, "dqn", *PROBE, "logging.interval=5000", "total_frames=90")
+    (point,) = points(tmp_path)
+    assert (point["frames"], point["episode/return"], point["episode/finished"]) == (100, 3.0, 32.0)
+    assert result["objective"] == 3.0
+
+
+@pytest.mark.parametrize("scaled", ["true", "false"])
+def test_returns_are_raw_whether_rewards_are_scaled_or_not(tmp_path: Path, scaled: str) -> None:
+    run(tmp_path, "ppo", *PROBE, "env.kwargs={reward: 100}", f"algo.scale_reward={scaled}", "total_frames=224")
+    assert curve(tmp_path, "episode/return") == dict.fromkeys([96, 160, 224], 300.0)
+    assert curve(tmp_path, "episode/length") == dict.fromkeys([96, 160, 224], 3.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_no_episode_finishes_there_is_no_return(tmp_path: Path) -> None:
+    overrides = (
+        "env.kwargs={n: null}",
+        "algo.frames_per_batch=100",
+        "algo.minibatch_size=50",
+        "algo.warmup_frames=100",
+    )
+    result = run(tmp_path, "ppo", *PROBE, *overrides, "total_frames=300")
+    assert curve(tmp_path, "episode/finished") == {100: 0.0, 200: 0.0, 300: 0.0}
+    assert not any("episode/return" in point or "episode/length" in point for point in points(tmp_path))
+    assert (result["status"], result["episodes"], result["objective"]) == ("finished", 0, None)
+    assert "no episode finished" in log(tmp_path)
+
+
+def test_an_evaluation_that_was_cut_is_said(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", *PROBE, "env.kwargs={n: null}", "total_frames=40", "eval=default", "eval.max_steps=7")
+    assert curve(tmp_path, "eval/length_mean") == {40: 7.0}
+    assert "2 of these 2 episodes were cut at 7 steps" in log(tmp_path)
+
+
+def test_a_budget_without_gradient_steps_is_said_before_and_after(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(tmp_path, "dqn", "total_frames=40")
+    assert (result["status"], result["updates"]) == ("finished", 0)
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    begin, end = text.index("total_frames=40 is too few to learn from"), text.index("0 gradient updates were made")
+    assert begin < end
+
+
+def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:
+    overrides = ("env.num_envs=10", "algo.frames_per_batch=145", "algo.minibatch_size=50", "algo.warmup_frames=3")
+    result = run(tmp_path, "ppo", *overrides, "total_frames=100")
+    assert (result["frames"], result["updates"]) == (10 + 150, 2 * 3)
+    assert "100 frames (in whole batches of 150: 160)" in log(tmp_path)
+    assert "too few to learn from" not in log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algo", "stop", "at", "total", "prioritized"),
+    [("ppo", 288, 130, 480, False), ("dqn", 300, 145, 560, False), ("dqn", 300, 145, 560, True)],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
+    tmp_path: Path, algo: str, stop: int, at: int, total: int, prioritized: bool
+) -> None:
+    """Bit for bit, since the probe's episodes all end where the run is stopped: weights, statistics, moments, counters,
+    schedules, buffer and generators."""
+    overrides = [*PROBE, f"total_frames={total}", "logging.interval=50", "optim.schedule=linear", "seed=5"]
+    overrides += ["buffer=prioritized"] if prioritized else []
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, algo, *overrides, "env.kwargs={obs: t, reward: t}")
+    with pytest.raises(SystemExit) as stopped:
+        run(parts, algo, *overrides, f"env.kwargs={{obs: t, reward: t, fault: SIGTERM, at: {at}}}")
+    assert stopped.value.code == 143
+    assert (summary(parts)["status"], read_header(parts).frames) == ("interrupted", stop)
+    assert points(parts) == [point for point in points(whole) if point["frames"] <= stop]
+
+    result = rltool.train(f"resume={parts}")
+    assert (result["status"], result["frames"]) == ("finished", summary(whole)["frames"])
+    assert points(parts) == points(whole)
+    assert any("train/loss" in point for point in points(parts) if point["frames"] > stop)
+    assert same(tensors(parts), tensors(whole))
+    assert float(tensors(parts)["optim.step"]) == float(tensors(parts)["counters.updates"]) == result["updates"]
+    if algo == "dqn":
+        name = f"buffer-{result['frames']}.safetensors"
+        assert same(tensors(parts, name), tensors(whole, name))
+    one, other = read_header(parts).state, read_header(whole).state
+    assert (one.episodes, one.random, one.sessions, other.sessions) == (other.episodes, other.random, 2, 1)
+
+
+def test_an_environment_that_draws_from_the_global_generator_goes_on_in_its_stream(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", *PROBE, "env.kwargs={obs: world}", "total_frames=100")
+    state = read_header(tmp_path).state.random
+    rltool.train(f"resume={tmp_path}", "total_frames=140")
+    restore_random_state(state)
+    expected = [np.random.normal() for _ in range(2)]
+    rows = tensors(tmp_path, "buffer-140.safetensors")["data.observation"]
+    np.testing.assert_array_equal(rows[100:102, 0], np.float32(expected))
+
+
+@pytest.fixture
+def copied(tmp_path: Path, dqn_run: Path) -> Path:
+    """A copy of the finished run on CartPole, 400 frames."""
+    return Path(shutil.copytree(dqn_run, tmp_path / "copied"))
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget(copied: Path) -> None:
+    before = points(copied)
+    result = rltool.train(f"resume={copied}", "total_frames=520")
+    assert (result["frames"], read_header(copied).frames) == (520, 520)
+    assert points(copied)[: len(before)] == before
+    frames = [point["frames"] for point in points(copied)]
+    assert frames == sorted(set(frames))
+    assert frames[-1] == 520
+    # ε by its own length; the learning rate stays where its schedule, the first budget, ended.
+    assert curve(copied, "policy/epsilon") == {f: pytest.approx(1 - 0.95 * f / 1000) for f in frames}
+    rates = curve(copied, "train/learning_rate")
+    first = read_header(copied).config["optim"]["lr"]  # type: ignore[index, call-overload]
+    assert {f: rates[f] for f in frames if f > 60} == {
+        f: pytest.approx(first * max(1 - (f - 20) / 400, 0)) for f in frames if f > 60
+    }
+    assert rates[520] == 0
+    assert "schedules ran over the first budget of 400 frames and stay at their end" in log(copied)
+    assert len(tensors(copied, "buffer-520.safetensors")["data.action"]) == 520
+
+
+def test_an_older_checkpoint_takes_the_run_back(copied: Path) -> None:
+    before = [point for point in points(copied) if point["frames"] <= 300]
+    rltool.train(f"resume={copied / 'checkpoints/300.ckpt'}", "total_frames=400")
+    after = points(copied)
+    assert after[: len(before)] == before
+    assert [point["frames"] for point in after[len(before) :]] == [320, 360, 400]
+    # Its buffer is gone: 24 updates had been made, and those of the frames from 300 to 340 are not.
+    assert "no replay buffer lies beside this checkpoint" in log(copied)
+    assert curve(copied, "train/updates")[400] == 24 + 6
+
+
+def test_a_checkpoint_from_elsewhere_begins_a_new_run(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = shutil.move(copied / "checkpoints/last.ckpt", tmp_path / "mine.ckpt")
+    before = points(copied)
+    monkeypatch.chdir(tmp_path)
+    rltool.train("resume=mine.ckpt", "total_frames=440")
+    (directory,) = (tmp_path / "runs").glob("*/*/")
+    header = read_header(directory)
+    assert (header.frames, header.state.parent, header.state.sessions) == (440, str(moved), 2)
+    assert [point["frames"] for point in points(directory)] == [440]
+    assert points(copied) == before
+
+
+def test_init_takes_the_weights_and_nothing_else(tmp_path: Path, dqn_run: Path) -> None:
+    file = dqn_run / "checkpoints/last.ckpt"
+    result = run(tmp_path, "dqn", f"init={file}", "total_frames=40", "optim.schedule=linear")
+    assert (result["frames"], result["updates"]) == (40, 0)
+    before, after = tensors(dqn_run), tensors(tmp_path)
+    networks = [name for name in before if name.startswith(("policy.", "target."))]
+    assert len(networks) == 8
+    assert all(before[name].equal(after[name]) for name in networks)
+    assert not any(name.startswith("optim.") for name in after)
+    assert curve(tmp_path, "policy/epsilon") == {40: pytest.approx(1 - 0.95 * 40 / 1000)}
+    state = read_header(tmp_path).state
+    assert (state.parent, state.sessions, state.frames) == (str(file), 1, 40)
+    assert read_header(tmp_path).config["init"] is None
+
+
+def test_init_takes_the_normaliser_and_needs_no_warm_up(tmp_path: Path, ppo_run: Path) -> None:
+    run(tmp_path, "ppo", "env=pendulum", f"init={ppo_run / 'checkpoints/last.ckpt'}", "total_frames=32")
+    assert float(tensors(tmp_path)["normalizer.observation.count"]) == 352 + 64
+    assert not tensors(tmp_path)["critic.1.weight"].equal(tensors(ppo_run)["critic.1.weight"]), (
+        "the first batch is learned from"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("dqn", "network.hidden=[8]"), r"^init: its networks do not fit this algorithm and network: .*has shape"),
+        (("ppo",), r"^init: its networks do not fit this algorithm and network: .*lacks the tensor"),
+        (("dqn", "env=acrobot"), r"^init: .* was trained on CartPole-v1, whose spaces are not those of Acrobot-v1"),
+    ],
+)
+def test_init_from_other_networks_or_spaces_is_refused(
+    tmp_path: Path, dqn_run: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "new", *overrides, f"init={dqn_run}", "total_frames=40")
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_environment_that_raises_ends_the_run_with_everything_written(tmp_path: Path) -> None:
+    overrides = ("env.kwargs={fault: raise, at: 75}", "logging=tensorboard", "logging.interval=50")
+    with pytest.raises(ZeroDivisionError, match="the probe broke"):
+        run(tmp_path, "dqn", *PROBE, *overrides, "total_frames=400")
+    assert (summary(tmp_path)["status"], summary(tmp_path)["error"]) == ("failed", "ZeroDivisionError: the probe broke")
+    assert summary(tmp_path)["frames"] == 140
+    assert "Traceback (most recent call last)" in log(tmp_path)
+    assert "ZeroDivisionError: the probe broke" in log(tmp_path)
+    assert list(curve(tmp_path, "episode/return")) == [60, 100, 140]
+    assert scalars(tmp_path, "episode/return") == curve(tmp_path, "episode/return")
+
+
+@pytest.mark.parametrize(
+    ("fault", "overrides", "message"),
+    [
+        ("fault: reward NaN, at: 61", (), r"reward of environment 0 is nan at frame 120\. Nothing was learned"),
+        (
+            "reward: 1e+30",
+            ("algo.loss_function=l2",),
+            r"train/loss became inf within the frames up to 80\. Lower optim",
+        ),
+    ],
+)
+def test_a_number_that_is_not_finite_ends_the_run(
+    tmp_path: Path, fault: str, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(NonFiniteError, match=message):
+        run(tmp_path, "dqn", *PROBE, f"env.kwargs={{{fault}}}", *overrides, "total_frames=400")
+    assert summary(tmp_path)["status"] == "failed"
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("env", ["inverted_double_pendulum", "pendulum"])
+def test_dqn_on_continuous_actions_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "algo=dqn", f"env={env}", "logging=none", "device=cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rltool train: algo: dqn needs a Discrete action space; this environment has Box(1,)")
+    assert "Use algo=ppo" in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def stopped(commands: dict[str, tuple[Path, subprocess.Popen[str]]]) -> dict[str, tuple[Path, int, str]]:
+    """Directory, exit code and output of each command."""
+    ended: dict[str, tuple[Path, int, str]] = {}
+    for name, (directory, process) in commands.items():
+        output, _ = process.communicate(timeout=100)
+        ended[name] = (directory, process.returncode, output)
+    return ended
+
+
+@pytest.mark.parametrize(("name", "number"), [("SIGTERM", signal.SIGTERM), ("Ctrl-C", signal.SIGINT)])
+def test_a_signal_ends_the_command_after_its_batch_with_a_checkpoint(
+    stopped: dict[str, tuple[Path, int, str]], name: str, number: signal.Signals
+) -> None:
+    directory, code, output = stopped[name]
+    assert code == 128 + number, output
+    assert "Traceback" not in output
+    assert "torchrl" not in output  # its log lines
+    assert f"rltool train resume={directory}" in output
+    assert read_header(directory).frames == 120
+    assert (summary(directory)["status"], summary(directory)["error"]) == ("interrupted", number.name)
+    assert list(curve(directory, "episode/finished")) == [40, 80, 120]
+    if name == "SIGTERM":
+        assert scalars(directory, "episode/return") == curve(directory, "episode/return")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C"])
+def test_no_worker_process_survives_a_signal(stopped: dict[str, tuple[Path, int, str]], name: str) -> None:
+    directory, _, _ = stopped[name]
+    marks = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory).encode() in _contents(path)]
+    assert marks == []
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    interruption = Interruption()
+    interruption(signal.SIGTERM, None)
+    interruption(signal.SIGTERM, None)
+    assert interruption.by == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        interruption(signal.SIGINT, None)
+
+
+def test_handlers_are_put_back_and_other_threads_touch_none() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with interrupts() as interrupted:
+        assert signal.getsignal(signal.SIGTERM) is interrupted
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+    def elsewhere() -> None:
+        with interrupts():
+            seen.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+
+    seen: list[Any] = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_a_signal_during_the_last_evaluation_still_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = training.Recorder.evaluate
+
+    def interrupted(recorder: training.Recorder) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(recorder)
+
+    monkeypatch.setattr(training.Recorder, "evaluate", interrupted)
+    result = run(tmp_path, "dqn", *PROBE, "total_frames=40")
+    assert (result["status"], read_header(tmp_path).frames) == ("finished", 40)
