@@ -100,12 +100,10 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         self._state.set("action", _as_torchrl(np.asarray(action)[None], self._base.action_spec)[0])
         following = self._base.step(self._state).get("next")
         self._state = following
-        done = following["done"]
-        truncated = bool(following.get("truncated", torch.zeros_like(done)).item())
+        truncated = bool(following.get("truncated", torch.zeros(1)).any())
         # An environment that knows only "done" ends by dying, unless it says that it was cut.
-        terminated = bool(following.get("terminated", done).item()) and not (
-            truncated and "terminated" not in following
-        )
+        ended = following.get("terminated", None)
+        terminated = bool(following["done"].any()) and not truncated if ended is None else bool(ended.any())
         return self._observation(following), float(following["reward"].item()), terminated, truncated, {}
 
     def close(self) -> None:
@@ -289,11 +287,10 @@ class TorchRLExperience:
             collected = collected.unsqueeze(0)
         batch = TensorDict({}, collected.batch_size)
         batch.set("action", collected["action"])
-        zeros = torch.zeros_like(collected["next", "done"])
         following = collected["next"]
-        ends = {name: following.get(name, zeros) for name in ("terminated", "truncated", "done")}
-        if "terminated" not in following.keys():  # noqa: SIM118 - a TensorDict
-            ends["terminated"] = ends["done"] & ~ends["truncated"]
+        done = following["done"]
+        truncated = following.get("truncated", torch.zeros_like(done))
+        ends = {"terminated": following.get("terminated", done & ~truncated), "truncated": truncated, "done": done}
         for name, value in {"reward": following["reward"].float(), **ends}.items():
             batch.set(("next", name), value)
         for spec in self._env.leaves:
