@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -273,6 +274,19 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
     from rltool.devices import resolve_device
     from rltool.policy import LoadedPolicy
 
+    if (
+        config.render
+        and sys.platform == "linux"
+        and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    ):
+        # MuJoCo's viewer ends the whole process there.
+        raise ConfigError(
+            Problem(
+                "render",
+                "true opens a window, and neither DISPLAY nor WAYLAND_DISPLAY names one",
+                "Leave it out, or run where there is a screen",
+            )
+        )
     device = resolve_device(config.device)
     loaded = LoadedPolicy(Path(config.checkpoint), device=str(device))
     node = dict(loaded.env_node)

@@ -243,3 +243,12 @@ def test_another_environment_with_the_same_spaces_is_a_warning(
     assert warning.startswith("warning: the policy was trained on CartPole-v1 and is evaluated on CartPole-v0")
     evaluate_checkpoint(eval_config(dqn_run))
     assert capsys.readouterr().err == ""
+
+
+def test_a_window_without_a_screen_is_refused(dqn_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    checkpoint = dqn_run / "checkpoints/last.ckpt"
+    with pytest.raises(ConfigError, match=r"^render: true opens a window, and neither DISPLAY nor"):
+        evaluate_checkpoint(eval_config(checkpoint, render=True))
