@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
@@ -68,9 +68,7 @@ def train(
         env = stack.enter_context(closing(cast("GymVectorEnv", config.env.build(seed=seed, session=sessions - 1))))
         config = config.model_copy(update={"seed": seed, "env": env.resolved_config})
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
-        compiler = Compiler(
-            config.compile if origin is None else origin.state.compiled, _planned_updates(config), console.note
-        )
+        compiler = Compiler(_compile_mode(config, origin), _planned_updates(config), console.note)
         runtime = Runtime(
             leaves=env.leaves,
             actions=env.actions,
@@ -264,6 +262,14 @@ def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None
         checkpoint.load(algorithm, header.path, only=("policy", "critic", "target", "normalizer"))
     except CheckpointError as error:
         raise ConfigError(Problem("init", f"its networks do not fit this algorithm and network: {error}")) from error
+
+
+def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] | bool:
+    """Whether to compile: a resumed run does what it did before (compiled and eager differ in the last digits), unless
+    the user says otherwise."""
+    if origin is not None and config.compile == origin.config["compile"]:
+        return origin.state.compiled
+    return config.compile
 
 
 def _planned_updates(config: RunConfig) -> int:
