@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from safetensors import SafetensorError, safe_open
 
 from rltool.actions import ActionSpec
-from rltool.errors import CheckpointError, NonFiniteError, RltoolError
+from rltool.errors import CheckpointError, NonFiniteError, WriteError
 from rltool.spaces import LeafSpec
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ def read_header(path: Path) -> Header:
         return _read(path)
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     candidates = _candidates(directory)
+    if not candidates and (path / "config.yaml").is_file():
+        raise CheckpointError(
+            f"{path} holds a run that stopped before its first checkpoint. Start it anew with what stands in {path / 'overrides.txt'}"
+        )
     if not candidates:
         raise CheckpointError(
             f"{path} is a directory without checkpoints. Give a file such as …/checkpoints/best.ckpt, or a run directory"
@@ -311,7 +315,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """Writes a safetensors file so that at every moment the old one or the new one is there, whole.
 
     Raises:
-        RltoolError: it could not be written (disk full, no permission); names the file and the cause.
+        WriteError: it could not be written (disk full, no permission); names the file and the cause.
     """
     from safetensors.torch import save_file
 
@@ -320,14 +324,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(copies, temporary, metadata)
+        os.chmod(temporary, 0o666 & ~_umask())  # safetensors makes files that only their owner may read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except (OSError, SafetensorError) as error:
-        raise RltoolError(f"{path} could not be written: {error}. What was there before is untouched") from error
+        raise WriteError(f"{path} could not be written: {error}. What was there before is untouched") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync_directory(directory: Path) -> None:

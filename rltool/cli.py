@@ -100,7 +100,8 @@ def main(words: Sequence[str] | None = None) -> int:
     command = f"rltool {words[0]}" if words and words[0] in COMMANDS else "rltool"
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain once more when it flushes at exit.

@@ -215,6 +215,10 @@ class Console:
             self._line_time, self._line_frames = now, frames
             self._line(self._progress_text(), shown=not self._quiet and not self.live)
 
+    def restore_best(self, frames: int, mean: float) -> None:
+        """Takes over the best evaluation of the sessions before a resume (its interval is not known any more)."""
+        self._best_evaluation = _Evaluation(frames, mean, mean, mean, 0)
+
     def evaluation(self, frames: int, mean: float, low: float, high: float, episodes: int, best: bool) -> None:
         """Show an evaluation.
 

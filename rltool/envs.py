@@ -7,12 +7,15 @@ hands over the true final observation of an episode.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
 import signal
 import sys
+import traceback
 import warnings
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -57,6 +60,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: GymEnv, name: str, index: int) -> None:
         super().__init__(env)
         self._name = f"environment {index} ({name}, {type(env.unwrapped).__name__})"
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, space, None), gymnasium.Space):
+                raise EnvironmentFault(f"{self._name}: it declares no {space}. Set self.{space} in its __init__")
         self._specs = leaf_specs(env.observation_space, name)
         parameters = inspect.signature(env.unwrapped.reset).parameters
         if not {"seed", "options"} <= set(parameters) and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -67,14 +73,20 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, dict[str, object]]:
-        result = self.env.reset(seed=seed, options=options)
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"{self._name}: reset() {_raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise EnvironmentFault(f"{self._name}: reset() must return (observation, info), found {_shown(result)}")
         self._check(result[0], "reset()")
         return result[0], {}
 
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        result = self.env.step(action)
+        try:
+            result = self.env.step(action)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"{self._name}: step {self._steps + 1} {_raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 5):
             raise EnvironmentFault(
                 f"{self._name}: step() must return (observation, reward, terminated, truncated, info), found {_shown(result)}"
@@ -120,6 +132,13 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{self._name}: the reward of step {self._steps} must be one number, found {reward!r}"
             )
         return float(array.reshape(()))
+
+
+def _raised(error: BaseException) -> str:
+    """What an environment raised, and the line of its code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {error}{where}"
 
 
 def _shown(result: object) -> str:
@@ -220,9 +239,13 @@ def _gym_make(config: GymEnvConfig, render_mode: str | None, *, tell: bool) -> G
     except ImportError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be imported: {error}", _extra(str(error)))) from error
     except TypeError as error:
+        if "unexpected keyword argument" not in str(error) and "required positional argument" not in str(error):
+            raise EnvironmentFault(f"{config.id}: making it {_raised(error)}") from error
         raise ConfigError(Problem("env.kwargs", f"{config.id} does not take these arguments: {error}")) from error
     except GymnasiumError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be made: {error}")) from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFault(f"{config.id}: making it {_raised(error)}") from error
 
 
 def _tell(text: str) -> None:
@@ -257,6 +280,18 @@ def import_user_module(name: str, path: str) -> object:
                 _extra(name) or "Install it, or run where its file lies",
             )
         ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(Problem(path, f"importing module {name} {_raised(error)}")) from error
+
+
+@contextmanager
+def _worker_reports() -> Iterator[None]:
+    """Gymnasium prints the tracebacks of its workers and then raises the same errors here: once is enough."""
+    level, gymnasium.logger.min_level = gymnasium.logger.min_level, logging.CRITICAL
+    try:
+        yield
+    finally:
+        gymnasium.logger.min_level = level
 
 
 class GymVectorEnv:
@@ -287,6 +322,7 @@ class GymVectorEnv:
             self.leaves: tuple[LeafSpec, ...] = leaf_specs(probe.observation_space, self.id)
             self.actions: ActionSpec = action_spec(probe.action_space, self.id)
         self._env: VectorEnv[Any, Any, Any]
+        self._reports = _worker_reports if config.backend == "async" else nullcontext
         if config.backend == "async":
             workers = [
                 partial(make_env_in_worker, config, index, world, os.getpid())
@@ -306,7 +342,8 @@ class GymVectorEnv:
 
     def reset(self) -> Leaves:
         """Starts every environment at its own seed; leaves ``[num_envs, *shape]``."""
-        observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
+        with self._reports():
+            observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
         return flatten(observation, self.leaves)
 
     def step(self, action: Array) -> Step:
@@ -316,9 +353,15 @@ class GymVectorEnv:
             action: ``[num_envs, *shape]`` in the environment's units.
 
         Raises:
-            EnvironmentFault: an environment broke its contract; whatever it raises itself passes through.
+            EnvironmentFault: an environment raised, broke its contract, or its worker process ended.
         """
-        observation, reward, terminated, truncated, info = self._env.step(action)
+        try:
+            with self._reports():
+                observation, reward, terminated, truncated, info = self._env.step(action)
+        except (EOFError, ConnectionError) as error:
+            raise EnvironmentFault(
+                f"a worker process of {self.id} ended without an answer: it was killed, ran out of memory, or the environment called exit"
+            ) from error
         final: list[tuple[int, Leaves]] = []
         if "final_obs" in info:
             ended = np.flatnonzero(info["_final_obs"])
@@ -339,4 +382,7 @@ class GymVectorEnv:
 
     def close(self) -> None:
         """Closes every environment and ends worker processes."""
-        self._env.close()
+        try:
+            self._env.close()
+        except (EOFError, ConnectionError):  # a worker is gone already, and what it had to say has been said
+            self._env.close(terminate=True)

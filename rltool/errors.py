@@ -56,6 +56,10 @@ class EnvironmentFault(RltoolError):
     """An environment broke its contract or raised: names the environment, the index and the step."""
 
 
+class WriteError(RltoolError):
+    """A file could not be written (disk full, no permission); what was there before is untouched."""
+
+
 class NonFiniteError(RltoolError):
     """A NaN or an infinity where training needs a finite number: names the value, where and when."""
 

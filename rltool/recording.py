@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
-from rltool.errors import NonFiniteError
+from rltool.errors import NonFiniteError, WriteError
 from rltool.evaluation import EvalReport, Evaluator
 from rltool.metrics import Meter, Metrics
 from rltool.runs import versions
@@ -95,6 +95,8 @@ class Recorder:
         self._start = self._logged = collector.frames
         self._logged_at = self.clock.elapsed
         self.best = None if restored is None or restored.best is None else Best(**restored.best)  # type: ignore[arg-type]
+        if self.best is not None:
+            console.restore_best(self.best.frames, self.best.mean)
         self.in_a_row = 0 if restored is None else restored.solved
         self.report: EvalReport | None = None
         self._report_frames = -1
@@ -173,7 +175,7 @@ class Recorder:
                 f"{report.cut} of these {report.episodes} episodes were cut at {report.max_steps:,} steps (eval.max_steps)"
             )
         if better:
-            self._saver.best(self._algorithm, self.state())
+            self._attempt(self._saver.best)
 
     @property
     def solved(self) -> bool:
@@ -182,7 +184,14 @@ class Recorder:
 
     def save(self) -> None:
         """Writes last.ckpt and a numbered checkpoint."""
-        self._saver.numbered(self._algorithm, self.state())
+        self._attempt(self._saver.numbered)
+
+    def _attempt(self, write: Callable[[Algorithm, State], Path]) -> None:
+        """A checkpoint that cannot be written now does not end training: the next one may succeed."""
+        try:
+            write(self._algorithm, self.state())
+        except WriteError as error:
+            self._console.warn(f"{error}. Training goes on")
 
     def save_last(self) -> None:
         """Writes last.ckpt."""
@@ -255,7 +264,7 @@ class Recorder:
             rows.append(
                 (
                     "last policy",
-                    f"{report.mean:.2f} mean return, {report.ci_low:.2f} to {report.ci_high:.2f}, {report.episodes} episodes{threshold}",
+                    f"{report.mean:.2f} mean return, {report.ci_low:.2f} to {report.ci_high:.2f}, {report.episodes} episode{'s' * (report.episodes > 1)}{threshold}",
                 )
             )
         if self.best is not None:
@@ -263,9 +272,8 @@ class Recorder:
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
         if self._algorithm.counters.updates == 0:
-            rows.append(
-                ("note", "0 gradient updates were made: the budget is below one batch or below learning_starts")
-            )
+            reason = ": it ended before algo.warmup_frames, algo.learning_starts and one batch were over"
+            rows.append(("note", "0 gradient updates were made" + reason))
         rows.append(("directory", shown(self._saver.directory.parent)))
         return rows
 
@@ -279,6 +287,7 @@ class Recorder:
 
 
 def shown(path: Path) -> str:
-    """The path as a user would type it from here."""
+    """The path as a user would type it from here; absolute where this process has changed into the run directory."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    moved = Path("config.yaml").is_file() and Path("checkpoints").is_dir()
+    return str(path.absolute()) if relative.startswith("..") or moved else relative

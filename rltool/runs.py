@@ -142,6 +142,11 @@ class RunDirectory:
         """Write what was typed on the command line."""
         self._write(self.overrides_path, "".join(f"{override}\n" for override in overrides))
 
+    def add_overrides(self, heading: str, overrides: Sequence[str]) -> None:
+        """Add what was typed to continue the run, under a comment line."""
+        before = self.overrides_path.read_text(encoding="utf-8") if self.overrides_path.is_file() else ""
+        self._write(self.overrides_path, before + f"# {heading}\n" + "".join(f"{override}\n" for override in overrides))
+
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Write the result in one step: a reader sees the old file or the new one, whole. NaN and infinities become null."""
         self._write(

@@ -6,9 +6,10 @@ No torch here: ``--help``, ``list``, ``config`` and every config error must stay
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SerializeAsAny, StringConstraints
 
 from rltool.errors import Problem
 from rltool.registry import Schema, register
@@ -21,6 +22,17 @@ def _whole(value: object) -> object:
     return value
 
 
+def _finite(value: JsonValue) -> JsonValue:
+    """NaN and infinities are no JSON: a checkpoint could not hold them."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _finite(part)
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"expected finite numbers, found {value}; leave the argument out, or give a large number")
+    return value
+
+
+Arguments = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -64,7 +76,7 @@ class WrapperConfig(Schema):
     """One Gymnasium wrapper, applied to each environment, in the order of the list."""
 
     name: str = Field(description="class name in gymnasium.wrappers, or module:Class")
-    kwargs: dict[str, JsonValue] = Field(description="its keyword arguments")
+    kwargs: Arguments = Field(description="its keyword arguments")
 
 
 class EnvConfig(Schema):
@@ -72,7 +84,7 @@ class EnvConfig(Schema):
 
     kind: str = Field(description="which kind of environment this is")
     num_envs: PositiveCount = Field(description="environments stepped side by side; 1 to 32 on a laptop")
-    kwargs: dict[str, JsonValue] = Field(description="keyword arguments of the environment")
+    kwargs: Arguments = Field(description="keyword arguments of the environment")
 
 
 @register("env", "gym", builder="rltool.envs:GymVectorEnv")
@@ -260,6 +272,13 @@ class BufferConfig(Schema):
 
     kind: str = Field(description="which buffer this is")
 
+    def ready(self) -> None:
+        """Asks before anything is built whether what it needs is installed.
+
+        Raises:
+            ConfigError: it is not; says what to install.
+        """
+
 
 @register("buffer", "rollout", builder="rltool.buffers:RolloutBuffer")
 class RolloutBufferConfig(BufferConfig):
@@ -290,6 +309,11 @@ class PrioritizedBufferConfig(_Stored):
     alpha: Fraction = Field(description="exponent of the priority; 0: uniform")
     beta: Anneal = Field(description="exponent of the importance weight, by frame; towards 1")
     eps: PositiveReal = Field(description="added to every priority, so that none is zero")
+
+    def ready(self) -> None:
+        from rltool.buffers import check_compiled_extension
+
+        check_compiled_extension()
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from self.beta.unbounded("buffer.beta", run.total_frames)

@@ -20,7 +20,7 @@ from rltool.checkpoint import Header, Saver
 from rltool.compiling import Compiler
 from rltool.console import Console
 from rltool.devices import describe_device, quieten_libraries, resolve_device
-from rltool.errors import CheckpointError, ConfigError, Problem
+from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, Problem
 from rltool.evaluation import Evaluator
 from rltool.metrics import due
 from rltool.nets import parameter_count
@@ -56,6 +56,7 @@ def train(
         SystemExit: 128 + the signal's number after SIGINT or SIGTERM; a checkpoint has been saved.
     """
     quieten_libraries()
+    config.buffer.ready()
     torch.set_num_threads(config.threads)
     device = resolve_device(config.device)
     origin = checkpoint.read_header(Path(config.resume)) if config.resume is not None else None
@@ -107,9 +108,15 @@ def train(
         )
         home = stack.enter_context(RunDirectory.open(directory) if continues else RunDirectory.create(directory))
         console.attach(home.log_path)
+        # What is written is what runs, also after a resume with changed values.
+        home.write_config((config.model_copy(update={"resume": None}) if continues else config).model_dump(mode="json"))
         if not continues:
-            home.write_config(config.model_dump(mode="json"))
             home.write_overrides(overrides)
+        elif origin is not None:
+            home.add_overrides(f"resumed at frame {frames:,}", overrides)
+            newest = checkpoint.read_header(home.path).frames
+            if newest > frames:
+                console.note(f"the run goes back from frame {newest:,} to {frames:,}; what came after is dropped")
         logger = cast("Logger", config.logging.build(directory=home.path, start_frames=frames, warn=console.warn))
         stack.callback(logger.close)
         logger.text("config", f"```yaml\n{home.config_path.read_text(encoding='utf-8')}```")
@@ -125,6 +132,8 @@ def train(
             "parent": config.resume or config.init,
         }
         restored = None if origin is None else origin.state
+        if restored is not None and not continues:
+            restored = replace(restored, best=None)  # its best.ckpt lies in the run it came from
         saver = Saver(home.checkpoints, config.save.keep)
         record = Recorder(
             config,
@@ -154,8 +163,11 @@ def train(
             ],
             frames=frames,
         )
-        if _planned_updates(config) == 0:
-            console.warn(f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made")
+        if _planned_updates(config) == 0 and config.init is None:
+            console.warn(
+                f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made after "
+                "algo.warmup_frames and algo.learning_starts"
+            )
         return _recorded(config, algorithm, collector, record, home, console)
 
 
@@ -205,12 +217,17 @@ def _recorded(
                 record.evaluate()
             record.save_last()
     except BaseException as fault:
-        with suppress(Exception):  # what was measured before the fault; nothing here may hide the fault itself
+        # Nothing here may hide the fault itself, also where the disk is full.
+        with suppress(Exception):
             record.log_rest()
-        status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
-        with open(home.log_path, "a", encoding="utf-8") as log:
+        with suppress(Exception):
+            if isinstance(fault, EnvironmentFault):
+                record.save_last()  # what was learned is sound
+        with suppress(OSError), open(home.log_path, "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
-        _write_summary(home, record, status, f"{type(fault).__name__}: {fault}")
+        with suppress(Exception):
+            status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
+            _write_summary(home, record, status, f"{type(fault).__name__}: {fault}")
         raise
     if ended not in ("finished", "solved"):
         _write_summary(home, record, "interrupted", ended)
@@ -230,7 +247,7 @@ def _recorded(
 
 
 def _write_summary(home: RunDirectory, record: Recorder, status: str, error: str | None) -> dict[str, object]:
-    summary = record.summary(status, error) | {"git_commit": git_commit(Path.cwd())}
+    summary = record.summary(status, error) | {"directory": str(home.path), "git_commit": git_commit(Path.cwd())}
     home.write_summary(summary)
     return summary
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import rltool
 from rltool import cli, training
 from rltool.checkpoint import read_header, restore_random_state
-from rltool.errors import ConfigError, NonFiniteError
+from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError
 from rltool.training import Interruption, interrupts
 
 PROBE = ("env=gym", "env.id=Probe-v0")
@@ -344,9 +344,14 @@ def test_init_from_other_networks_or_spaces_is_refused(
 
 def test_an_environment_that_raises_ends_the_run_with_everything_written(tmp_path: Path) -> None:
     overrides = ("env.kwargs={fault: raise, at: 75}", "logging=tensorboard", "logging.interval=50")
-    with pytest.raises(ZeroDivisionError, match="the probe broke"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"environment 0 \(Probe-v0, Probe\): step 75 raised ZeroDivisionError: the probe broke \(probes.py:\d+\)",
+    ):
         run(tmp_path, "dqn", *PROBE, *overrides, "total_frames=400")
-    assert (summary(tmp_path)["status"], summary(tmp_path)["error"]) == ("failed", "ZeroDivisionError: the probe broke")
+    assert summary(tmp_path)["status"] == "failed"
+    assert "ZeroDivisionError: the probe broke" in str(summary(tmp_path)["error"])
+    assert read_header(tmp_path).frames > 0, "what was learned before is kept"
     assert summary(tmp_path)["frames"] == 140
     assert "Traceback (most recent call last)" in log(tmp_path)
     assert "ZeroDivisionError: the probe broke" in log(tmp_path)

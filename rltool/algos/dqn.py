@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -67,7 +68,7 @@ class DQN(Algorithm):
         self._updater = (
             HardUpdate(self.loss, value_network_update_interval=0)
             if config.tau is None
-            else SoftUpdate(self.loss, tau=config.tau)
+            else _soft_update(self.loss, config.tau, run)
         )
         self.target = TargetNetwork(self.loss, self.net)
         self.flat = FlatParameters({"policy": self.net})
@@ -200,6 +201,15 @@ class DQN(Algorithm):
             "rng.buffer": RandomState(self._draws),
             "buffer": self.buffer,
         }
+
+
+def _soft_update(loss: DQNLoss, tau: float, run: Runtime) -> SoftUpdate:
+    """TorchRL's soft update; its warning about a large τ is given in our words."""
+    if tau > 0.5:
+        run.note(f"algo.tau={tau:g} moves the target more than half way at each step; 0.005 to 0.05 is usual")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SoftUpdate(loss, tau=tau)
 
 
 class TargetNetwork:

@@ -97,7 +97,7 @@ def _table(report: Mapping[str, object]) -> str:
         )
     if report["threshold"] is not None and report["success_rate"] is not None:
         rate = cast("float", report["success_rate"])
-        rows.append(("success", f"{rate:.0%} of episodes reach {_number(report['threshold'], 0)}"))
+        rows.append(("success", f"{rate:.0%} of episodes reach {report['threshold']:g}"))
     if report["cut"]:
         rows.append(("cut", f"{report['cut']} episodes were cut at {report['max_steps']:,} steps (max_steps)"))
     width = max(len(name) for name, _ in rows)
