@@ -237,6 +237,8 @@ def _node(
                 wrong[full] = _required(full)
             elif fault["type"] == "extra_forbidden":
                 wrong[full] = _unknown(full, Shape(schema), path, whole)
+            elif fault["type"] == "value_error":  # a validator of ours, which has said it in full
+                wrong[full] = Problem(dotted(full), fault["msg"].removeprefix("Value error, "))
             else:
                 shape = Shape(schema).at(path)
                 expected = str(shape) if shape is not None else fault["msg"][:1].lower() + fault["msg"][1:]

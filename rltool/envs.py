@@ -321,6 +321,7 @@ class GymVectorEnv:
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             self.leaves: tuple[LeafSpec, ...] = leaf_specs(probe.observation_space, self.id)
             self.actions: ActionSpec = action_spec(probe.action_space, self.id)
+        self._lost = False  # a worker process ended by itself
         self._env: VectorEnv[Any, Any, Any]
         self._reports = _worker_reports if config.backend == "async" else nullcontext
         if config.backend == "async":
@@ -359,6 +360,7 @@ class GymVectorEnv:
             with self._reports():
                 observation, reward, terminated, truncated, info = self._env.step(action)
         except (EOFError, ConnectionError) as error:
+            self._lost = True
             raise EnvironmentFault(
                 f"a worker process of {self.id} ended without an answer: it was killed, ran out of memory, or the environment called exit"
             ) from error
@@ -382,7 +384,11 @@ class GymVectorEnv:
 
     def close(self) -> None:
         """Closes every environment and ends worker processes."""
-        try:
-            self._env.close()
-        except (EOFError, ConnectionError):  # a worker is gone already, and what it had to say has been said
-            self._env.close(terminate=True)
+        if self._lost:
+            # Gymnasium's own close waits for the answer that will not come.
+            assert isinstance(self._env, AsyncVectorEnv)
+            for process in self._env.processes:
+                process.terminate()
+                process.join()
+            self._env.closed = True
+        self._env.close()

@@ -86,7 +86,7 @@ class Probe(gym.Env[Any, Any]):
         actions: a name of :data:`ACTIONS`.
         reward: what each step pays; a list becomes an array, ``t`` pays the step within the episode, ``drawn`` a whole
             number from 0 to 9 that the environment's own generator draws at reset.
-        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, at the ``at``-th step since it was made.
+        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``die`` (the process), at the ``at``-th step since it was made.
     """
 
     def __init__(
@@ -147,6 +147,10 @@ class Probe(gym.Env[Any, Any]):
             return result
         if self.fault == "raise":
             raise ZeroDivisionError("the probe broke")
+        if self.fault == "exit":
+            raise SystemExit(0)
+        if self.fault == "die":
+            os._exit(9)
         if self.fault in SIGNALS:
             SIGNALS[self.fault]()
             return result

@@ -514,3 +514,9 @@ def test_the_source_of_each_value_is_the_last_stage_that_changed_it(tmp_path: Pa
     # Typed, though it is what the file says as well.
     assert sources["seed"] == sources["optim.lr"] == sources["env.kwargs.x"] == "command line"
     assert set(sources) >= set(flat(check_jobs(line, files)[0].config.model_dump()))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "[1, -inf]", "{deep: {down: nan}}"])
+def test_arguments_that_no_checkpoint_could_hold_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.kwargs.*expected finite numbers, found (nan|-?inf)"):
+        load(compose(["algo=ppo", "env=cartpole", f"++env.kwargs.x={value}"]).tree)

@@ -312,3 +312,56 @@ def test_the_frames_counted_are_those_that_the_environments_made(vector: MakeVec
     collecting = collector(env, frames=10, total=25)
     assert [tuple(batch.shape) for batch in collecting] == [(3, 4)] * 3
     assert collecting.frames == sum(probe.unwrapped.steps for probe in env._env.envs) == 36  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("fault", "message"), [("raise", "ZeroDivisionError: the probe broke"), ("exit", "SystemExit: 0")]
+)
+def test_what_an_environment_raises_is_named_with_index_step_and_line(
+    vector: MakeVector, capfd: pytest.CaptureFixture[str], backend: str, fault: str, message: str
+) -> None:
+    env = vector(num_envs=2, backend=backend, fault=fault, at=2)
+    env.reset()
+    env.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFault) as caught:
+        env.step(np.zeros(2, np.int64))
+    assert re.match(
+        rf"environment \d \(Probe-v0, Probe\): step 2 raised {message} \(probes\.py:\d+\)", str(caught.value)
+    )
+    assert "Traceback" not in capfd.readouterr().err, "the workers' own reports are not printed as well"
+
+
+def test_a_worker_that_dies_is_a_fault_in_words(vector: MakeVector) -> None:
+    env = vector(num_envs=2, backend="async", fault="die", at=2)
+    env.reset()
+    env.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFault, match="a worker process of Probe-v0 ended without an answer"):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("1 / 0", r"^env\.id: importing module broken raised ZeroDivisionError: division by zero \(broken\.py:1\)"),
+        (
+            "import gymnasium as gym\nclass E(gym.Env):\n    pass\ngym.register('Bare-v0', entry_point=E)",
+            r"environment 0 \(Bare-v0, E\): it declares no observation_space",
+        ),
+        (
+            "import gymnasium as gym\nclass E(gym.Env):\n    def __init__(self):\n        raise KeyError('map')\n"
+            "gym.register('Bare-v0', entry_point=E)",
+            r"broken:Bare-v0: making it raised KeyError: 'map' \(broken\.py:4\)",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_made_says_where(
+    vector: MakeVector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises((ConfigError, EnvironmentFault), match=message):
+        vector("broken:Bare-v0")

@@ -21,9 +21,9 @@ from probes import QUICK, TINY, run
 from torch import Tensor
 
 import rltool
-from rltool import cli, training
+from rltool import checkpoint, cli, training
 from rltool.checkpoint import read_header, restore_random_state
-from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError
+from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, WriteError
 from rltool.training import Interruption, interrupts
 
 PROBE = ("env=gym", "env.id=Probe-v0")
@@ -468,3 +468,60 @@ def test_a_signal_during_the_last_evaluation_still_saves(tmp_path: Path, monkeyp
     monkeypatch.setattr(training.Recorder, "evaluate", interrupted)
     result = run(tmp_path, "dqn", *PROBE, "total_frames=40")
     assert (result["status"], read_header(tmp_path).frames) == ("finished", 40)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, failures = checkpoint.write_tensors, iter([True])
+
+    def full_once(path: Path, *arguments: Any) -> None:
+        if next(failures, False):
+            raise WriteError(f"{path} could not be written: no space left")
+        real(path, *arguments)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", full_once)
+    result = run(tmp_path, "ppo", "total_frames=250", "save.interval=50", "save.keep=1")
+    assert result["status"] == "finished"
+    assert "no space left. Training goes on" in capsys.readouterr().out
+    assert read_header(tmp_path).frames == result["frames"]
+
+
+def test_a_resume_with_changed_values_is_written_down(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", "total_frames=100")
+    cli.main(["train", f"resume={tmp_path}", "total_frames=200", "optim.lr=1e-4"])
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (saved["total_frames"], saved["optim"]["lr"], saved["resume"]) == (200, 1e-4, None)
+    assert (tmp_path / "overrides.txt").read_text().splitlines()[-4:] == [
+        "# resumed at frame 100",
+        f"resume={tmp_path}",
+        "total_frames=200",
+        "optim.lr=1e-4",
+    ]
+
+
+def test_going_back_to_an_older_checkpoint_is_said(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", "total_frames=200", "save.interval=100", "save.keep=2")
+    cli.main(["train", f"resume={tmp_path / 'checkpoints/100.ckpt'}", "total_frames=160", "quiet=false"])
+    assert "the run goes back from frame 200 to 100; what came after is dropped" in log(tmp_path)
+
+
+def test_a_copied_checkpoint_starts_without_the_best_of_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("eval=default", "eval.interval=40", "eval.max_steps=20")
+    run(tmp_path / "first", "dqn", "total_frames=80", *words)
+    shutil.copy(tmp_path / "first/checkpoints/best.ckpt", tmp_path / "moved.ckpt")
+    assert cli.main(["train", "resume=moved.ckpt", "total_frames=160"]) == 0
+    (directory,) = (tmp_path / "runs").glob("*/*/")
+    assert (directory / "checkpoints/best.ckpt").is_file()
+
+
+def test_a_run_without_a_checkpoint_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(
+        CheckpointError, match=r"stopped before its first checkpoint\. Start it anew with what stands in"
+    ):
+        read_header(tmp_path)
