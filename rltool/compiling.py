@@ -59,6 +59,7 @@ class _Compiled(Generic[Args, Result]):
 
     def __init__(self, function: Callable[Args, Result], note: Callable[[str], None]) -> None:
         self._eager, self._note = function, note
+        self._name = {"gradient": "the update", "_act": "the policy"}.get(function.__name__, function.__name__)
         self._call: Callable[Args, Result] | None = None
 
     def __call__(self, *args: Args.args, **kwargs: Args.kwargs) -> Result:
@@ -72,6 +73,7 @@ class _Compiled(Generic[Args, Result]):
 
     def _first(self, *args: Args.args, **kwargs: Args.kwargs) -> Result:
         if self._call is None:
+            self._note(f"compiling {self._name} (seconds where it is cached, up to a minute the first time)")
             self._call = torch.compile(self._eager, fullgraph=True, dynamic=False)
         try:
             # A private, process-wide flag: on only while our own graph is traced, so that the graph holds its gradient.

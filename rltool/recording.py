@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -106,6 +108,9 @@ class Recorder:
         """Takes in what an update returned and the episodes of its batch."""
         self.meter.add(metrics)
         self.meter.add_episodes(self._collector.episodes.returns, self._collector.episodes.lengths)
+
+    def show(self) -> None:
+        """Tells the console how far the run is, between two points."""
         self._console.progress(self._collector.frames, {})
 
     def log(self, *, histograms: bool) -> None:
@@ -260,15 +265,15 @@ class Recorder:
         ]
         if self.report is not None:
             report = self.report
-            threshold = "" if report.threshold is None else f"; solved from {report.threshold:g}"
-            rows.append(
-                (
-                    "last policy",
-                    f"{report.mean:.2f} mean return, {report.ci_low:.2f} to {report.ci_high:.2f}, {report.episodes} episode{'s' * (report.episodes > 1)}{threshold}",
-                )
+            spread = (
+                f"{report.ci_low:,.2f} to {report.ci_high:,.2f}, {report.episodes} episode{'s' * (report.episodes > 1)}"
             )
+            rows.append(("last policy", f"{report.mean:,.2f} mean return ({spread})"))
+            if report.threshold is not None:
+                reached = "reached" if report.mean >= report.threshold else "not reached"
+                rows.append(("solved at", f"{report.threshold:,g}, {reached} by the last policy"))
         if self.best is not None:
-            rows.append(("best policy", f"{self.best.mean:.2f} mean return at {self.best.frames:,} frames"))
+            rows.append(("best policy", f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"))
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
         if self._algorithm.counters.updates == 0:
@@ -280,10 +285,16 @@ class Recorder:
     def next_commands(self) -> list[str]:
         """What to type next."""
         best = self._saver.directory / (BEST if self.best is not None else LAST)
-        commands = [f"rltool eval checkpoint={shown(best)}"]
+        commands = [f"{program('rltool')} eval checkpoint={shown(best)}"]
         if self.config.logging.kind == "tensorboard":
-            commands.append(f"tensorboard --logdir {shown(self._saver.directory.parent)}")
+            commands.append(f"{program('tensorboard')} --logdir {shown(self._saver.directory.parent)}")
         return commands
+
+
+def program(name: str) -> str:
+    """A command as a user can type it: by its path where its environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    return shown(beside) if shutil.which(name) is None and beside.is_file() else name
 
 
 def shown(path: Path) -> str:

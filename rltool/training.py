@@ -24,7 +24,7 @@ from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, Proble
 from rltool.evaluation import Evaluator
 from rltool.metrics import due
 from rltool.nets import parameter_count
-from rltool.recording import Recorder, shown
+from rltool.recording import Recorder, program, shown
 from rltool.runs import RunDirectory, git_commit, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world
 
@@ -158,7 +158,9 @@ def train(
                 ("device", f"{describe_device(device, config.device)}; threads {config.threads}"),
                 ("compile", f"{'yes' if compiler.enabled else 'no'} ({compiler.reason})"),
                 ("seed", str(seed)),
-                ("tuned", tuned or "none for this pair"),
+                ("tuned", tuned or ("none" if origin is None else "as in the checkpoint")),
+                *([("resumed", f"{shown(origin.path)} at frame {frames:,}")] if origin is not None else []),
+                *([("weights", f"from {shown(Path(config.init))}")] if config.init is not None else []),
                 ("directory", shown(home.path)),
             ],
             frames=frames,
@@ -185,6 +187,8 @@ def loop(
         record.batch(metrics)
         if due(before, frames, config.logging.interval):
             record.log(histograms=due(before, frames, histogram_interval))
+        else:
+            record.show()
         record.clock.lap("log")
         if due(before, frames, config.eval.interval):
             record.evaluate()
@@ -237,7 +241,7 @@ def _recorded(
                 ("frames", f"{collector.frames:,}"),
                 ("saved", shown(home.checkpoints / checkpoint.LAST)),
             ],
-            [f"rltool train resume={shown(home.path)}"],
+            [f"{program('rltool')} train resume={shown(home.path)}"],
         )
         raise SystemExit(128 + signal.Signals[ended])
     summary = _write_summary(home, record, ended, None)
@@ -298,11 +302,16 @@ def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> st
     budget, num_envs = config.total_frames, config.env.num_envs
     if budget < 0:
         return "until stopped"
-    if algorithm.warming_up:
-        frames += -(-algorithm.frames_per_batch // num_envs) * num_envs
+    warmup = -(-algorithm.frames_per_batch // num_envs) * num_envs if algorithm.warming_up else 0
     batch = config.algo.batch_frames(num_envs)
-    end = frames + max(-(-(budget - frames) // batch), 0) * batch
-    return f"{budget:,} frames" + ("" if end == budget else f" (in whole batches of {batch:,}: {end:,})")
+    batches = max(-(-(budget - frames - warmup) // batch), 0)
+    end = frames + warmup + batches * batch
+    if end == budget:
+        return f"{budget:,} frames"
+    parts = ([f"{warmup:,} random ones first"] if warmup else []) + [
+        f"{batches:,} batch{'es' if batches != 1 else ''} of {batch:,}"
+    ]
+    return f"{budget:,} frames ({', '.join(parts)}: {end:,})"
 
 
 class Interruption:

@@ -206,7 +206,7 @@ def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:
     overrides = ("env.num_envs=10", "algo.frames_per_batch=145", "algo.minibatch_size=50", "algo.warmup_frames=3")
     result = run(tmp_path, "ppo", *overrides, "total_frames=100")
     assert (result["frames"], result["updates"]) == (10 + 150, 2 * 3)
-    assert "100 frames (in whole batches of 150: 160)" in log(tmp_path)
+    assert "100 frames (10 random ones first, 1 batch of 150: 160)" in log(tmp_path)
     assert "too few to learn from" not in log(tmp_path)
 
 
