@@ -5,6 +5,7 @@ No torch here: ``--help``, ``list``, ``config`` and every config error must stay
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Literal
@@ -123,9 +124,9 @@ class AlgoConfig(Schema):
     warmup_frames: Count = Field(description="random frames before learning that start the normaliser's statistics")
     max_grad_norm: PositiveReal | None = Field(description="clip the global gradient norm here; null: never")
 
+    @abstractmethod
     def updates(self, run: RunConfig) -> int:
         """Gradient steps planned for the whole budget (0 when the budget is open)."""
-        raise NotImplementedError
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         if self.frames_per_batch < run.env.num_envs:
