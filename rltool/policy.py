@@ -150,6 +150,3 @@ def _nobody(text: str) -> None:
 def load_policy(path: str | Path, *, device: str = "cpu") -> LoadedPolicy:
     """The policy of a checkpoint: ``action = load_policy("best.ckpt")(observation)``; see :class:`LoadedPolicy`."""
     return LoadedPolicy(path, device=device)
-
-
-__all__ = ["CheckpointError", "LoadedPolicy", "load_policy"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
 from rltool.errors import NonFiniteError, WriteError
 from rltool.evaluation import EvalReport, Evaluator
-from rltool.metrics import Meter, Metrics
+from rltool.metrics import Meter, Metrics, due
 from rltool.runs import versions
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ class Recorder:
         """Tells the console how far the run is, between two points."""
         self._console.progress(self._collector.frames, {})
 
-    def log(self, *, histograms: bool) -> None:
-        """Writes a point of every metric.
+    def log(self) -> None:
+        """Writes a point of every metric, and the histograms where their interval has passed since the point before.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         frames = self._collector.frames
-        scalars, arrays = self.meter.flush(histograms)
+        scalars, arrays = self.meter.flush(due(self._logged, frames, self._logger.histogram_interval))
         elapsed = self.clock.elapsed
         scalars["time/frames_per_second"] = (frames - self._logged) / max(elapsed - self._logged_at, 1e-9)
         scalars |= self.clock.shares()
@@ -142,7 +142,7 @@ class Recorder:
     def log_rest(self) -> None:
         """Writes a last point, where frames were collected since the one before: a short run has no other."""
         if self._collector.frames > self._logged:
-            self.log(histograms=False)
+            self.log()
 
     def evaluate(self) -> None:
         """Evaluates the policy, keeps it as best.ckpt where it is the best so far (ties: the newer)."""
@@ -239,11 +239,6 @@ class Recorder:
             "compiled": self._identity["compiled"],
             "versions": versions(),
         }
-
-    @property
-    def histogram_interval(self) -> int | None:
-        """Frames between histograms, where the logger takes them."""
-        return self._logger.histogram_interval
 
     def finish(self, summary: dict[str, object]) -> None:
         """Writes the hyperparameters with the final numbers."""

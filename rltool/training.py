@@ -177,7 +177,6 @@ def loop(
     config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder, interrupted: Interruption
 ) -> str:
     """The one loop. Returns how it ended: ``finished``, ``solved``, or the name of the signal that stopped it."""
-    histogram_interval = record.histogram_interval
     before = collector.frames
     for batch in collector:
         frames = collector.frames
@@ -186,7 +185,7 @@ def loop(
         record.clock.lap("update")
         record.batch(metrics)
         if due(before, frames, config.logging.interval):
-            record.log(histograms=due(before, frames, histogram_interval))
+            record.log()
         else:
             record.show()
         record.clock.lap("log")

@@ -525,3 +525,21 @@ def test_a_run_without_a_checkpoint_says_how_to_go_on(tmp_path: Path) -> None:
         CheckpointError, match=r"stopped before its first checkpoint\. Start it anew with what stands in"
     ):
         read_header(tmp_path)
+
+
+def test_histograms_are_written_though_their_interval_ends_between_two_points(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = ("logging=tensorboard", "logging.interval=40", "logging.histogram_interval=100", "total_frames=240")
+    run(tmp_path, "dqn", *words)
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    events.Reload()
+    # The frames 100 and 200 fall between points: the next one, at 120 and at 200, brings them.
+    for tag in (
+        "critic/q_values",
+        "critic/td_errors",
+        "policy/actions",
+        "params/policy.1.weight",
+        "grads/policy.1.weight",
+    ):
+        assert [event.step for event in events.Histograms(tag)] == [120, 200]
