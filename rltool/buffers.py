@@ -33,18 +33,18 @@ class RolloutBuffer:
         del config
         self._generator = generator
 
-    def epoch(self, data: Mapping[str, Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
+    def epoch(self, data: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
         """Minibatches of ``size`` frames in a new order, one gather for all; the remainder sits out.
 
         Args:
-            data: tensors ``[N, …]``; each minibatch holds them in this order.
+            data: tensors ``[N, …]`` by name; each minibatch holds ``[size, …]`` of them.
         """
-        columns = list(data.values())
-        count = len(columns[0]) // size
-        order = torch.randperm(len(columns[0]), generator=self._generator)[: count * size].to(columns[0].device)
-        shuffled = [column[order].unflatten(0, (count, size)) for column in columns]
+        first = next(iter(data.values()))
+        count = len(first) // size
+        order = torch.randperm(len(first), generator=self._generator)[: count * size].to(first.device)
+        shuffled = {name: column[order].unflatten(0, (count, size)) for name, column in data.items()}
         for index in range(count):
-            yield tuple(column[index] for column in shuffled)
+            yield {name: column[index] for name, column in shuffled.items()}
 
 
 class ReplayBuffer:

@@ -15,8 +15,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rltool.choices import best, masked
 from rltool.errors import NonFiniteError
-from rltool.spaces import Array, Key, LeafSpec, Leaves
+from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -49,7 +50,7 @@ class Explorer(Protocol):
         """Noise for a batch, on the CPU: tensors ``[steps, num_envs, …]``; ``frames`` is the counter at its start."""
 
     def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
-        """Actions in policy units for one step: ``[num_envs]`` (discrete) or ``[num_envs, dimensions]``."""
+        """Actions in policy units for one step: ``[num_envs, *policy_shape]``."""
 
 
 class Behaviour(Protocol):
@@ -168,11 +169,7 @@ class Collector:
         steps = -(-self._behaviour.frames_per_batch // num_envs)
         observed = {spec.key: np.empty((steps + 1, num_envs, *spec.shape), spec.dtype) for spec in env.leaves}
         views = {key: torch.from_numpy(array) for key, array in observed.items()}
-        taken = (
-            torch.empty((steps, num_envs), dtype=torch.int64)
-            if actions.kind == "discrete"
-            else torch.empty((steps, num_envs, actions.size))
-        )
+        taken = actions.empty(steps, num_envs)
         chosen = taken.numpy()
         reward = np.empty((steps, num_envs), np.float32)
         terminated, truncated = np.empty((steps, num_envs), np.bool_), np.empty((steps, num_envs), np.bool_)
@@ -253,17 +250,19 @@ class Collector:
 
 
 class RandomExplorer:
-    """Random actions, the same whatever is observed."""
+    """Random actions: valid ones where the environment masks them, else the same whatever is observed."""
 
-    def __init__(self, actions: ActionSpec) -> None:
-        self._actions = actions
+    def __init__(self, actions: ActionSpec, *, masked: bool = False) -> None:
+        self._actions, self._masked = actions, masked
 
     def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The actions themselves."""
+        """The actions themselves; a number for each option where masks are yet to come."""
         del frames
+        if self._masked:
+            return (torch.rand(steps, num_envs, self._actions.size, generator=generator),)
         return (self._actions.random(steps * num_envs, generator).unflatten(0, (steps, num_envs)),)
 
     def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
-        """The drawn action."""
-        del leaves
-        return noise[0]
+        """The drawn action, or the valid options with the largest numbers."""
+        (drawn,) = noise
+        return best(masked(drawn, leaves[MASK]), self._actions.nvec) if self._masked else drawn

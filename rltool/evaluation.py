@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-import gymnasium
 import numpy as np
 import torch
 
-from rltool.actions import action_spec
+from rltool.contract import leaves_of
 from rltool.envs import single_env
 from rltool.errors import ConfigError, NonFiniteError, Problem
 from rltool.seeding import Stream, generator, seed_world, seeds, untouched_world
-from rltool.spaces import flatten, leaf_specs
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -116,10 +114,7 @@ class Evaluator:
         first = self._envs[0]
         self.id = first.spec.id if first.spec is not None else str(getattr(config, "id", config.kind))
         self.threshold = first.spec.reward_threshold if first.spec is not None else None
-        self.observation_space: gymnasium.Space[object] = first.observation_space
-        self.action_space: gymnasium.Space[object] = first.action_space
-        self.leaves = leaf_specs(self.observation_space, self.id)
-        self.actions = action_spec(self.action_space, self.id)
+        self.leaves, self.actions = first.leaves, first.actions
         self._device = device
 
     def __call__(
@@ -200,7 +195,7 @@ class Evaluator:
                 return
             observation, _ = self._envs[slot].reset(seed=starts[episode])
             running[slot] = episode
-            for key, array in flatten(observation, self.leaves).items():
+            for key, array in leaves_of(observation, self.leaves).items():
                 observed[key][slot] = array
 
         for slot in range(slots):
@@ -222,7 +217,7 @@ class Evaluator:
                     cut += int(over and not (terminated or truncated))
                     begin(slot)
                 else:
-                    for key, array in flatten(observation, self.leaves).items():
+                    for key, array in leaves_of(observation, self.leaves).items():
                         observed[key][slot] = array
         return returns, lengths, cut
 

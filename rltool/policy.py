@@ -16,7 +16,7 @@ from rltool.compiling import Compiler
 from rltool.config import load_node
 from rltool.devices import quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError
-from rltool.spaces import Array, flatten
+from rltool.spaces import MASK, Array, entry, flatten, is_masked
 
 if TYPE_CHECKING:
     from rltool.schema import AlgoConfig, BufferConfig, NetworkConfig, OptimConfig
@@ -54,6 +54,7 @@ class LoadedPolicy:
         except ConfigError as error:
             raise CheckpointError(f"{self.header.path} holds a configuration that is none: {error}") from error
         run = Runtime(
+            env=self.header.state.env,
             leaves=self.header.leaves,
             actions=self.header.actions,
             num_envs=int(cast("int", tree["env"]["num_envs"])),
@@ -84,23 +85,30 @@ class LoadedPolicy:
         """The cap on the steps of an evaluation episode that training used."""
         return int(cast("int", cast("dict[str, object]", self.header.config["eval"])["max_steps"]))
 
-    def __call__(self, observation: Observation, *, deterministic: bool = True) -> Array | Tensor:
+    def __call__(
+        self, observation: Observation, *, deterministic: bool = True, action_mask: Array | Tensor | None = None
+    ) -> Array | Tensor:
         """Actions as the environment takes them.
 
         Args:
             observation: one observation of the environment's space, or a batch of them ``[N, …]``; NumPy or a tensor.
             deterministic: the policy's mode; False samples.
+            action_mask: which choices are valid, ``[choices]`` or ``[N, choices]``, where the policy learned with masks
+                that are no part of the observation.
 
         Returns:
             One action, or ``[N, …]``: a tensor on the same device where tensors came in, else NumPy.
 
         Raises:
-            ValueError: the observation has the shape of neither one nor a batch.
+            ValueError: the observation has the shape of neither one nor a batch, or the mask is missing.
         """
         specs = self.header.leaves
         tensors: list[Tensor] = []
         try:
-            leaves = flatten(_on_host(observation, tensors), specs)
+            on_host = _on_host(observation, tensors)
+            leaves = flatten(on_host, specs)
+            if is_masked(specs):
+                leaves[MASK] = self._mask(on_host, action_mask, tensors)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"the observation lacks a part; expected {[spec.name for spec in specs]}") from error
         extra = {leaves[spec.key].ndim - len(spec.shape) for spec in specs}
@@ -126,6 +134,20 @@ class LoadedPolicy:
         action = self.algorithm.actions.to_env(chosen.cpu().numpy())
         result: Array = action[0] if single else action
         return torch.as_tensor(np.asarray(result), device=tensors[0].device) if tensors else result
+
+    def _mask(self, observation: object, given: Array | Tensor | None, tensors: list[Tensor]) -> Array:
+        """The mask of actions: the one given, else the observation's own entry.
+
+        Raises:
+            ValueError: there is none.
+        """
+        source = str(self.env_node["action_mask"])
+        if given is not None:
+            return np.asarray(_on_host(given, tensors)).astype(np.bool_)
+        if source in ("info", "method"):
+            what = "info['action_mask']" if source == "info" else "env.unwrapped.action_masks()"
+            raise ValueError(f"this policy learned with masks of valid actions; give action_mask={what}")
+        return np.asarray(entry(observation, source.split("."))).astype(np.bool_)
 
     def __repr__(self) -> str:
         state = self.header.state

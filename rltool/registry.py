@@ -30,12 +30,15 @@ class Schema(BaseModel):
         """The object this node describes, made by the registered builder from runtime objects (specs, device, …)."""
         return self.target()(self, **runtime)
 
-    @classmethod
-    def target(cls) -> Callable[..., object]:
-        """The registered builder, imported."""
-        module, _, attribute = cls.builder.partition(":")
+    def target(self) -> Callable[..., object]:
+        """The builder, imported."""
+        module, _, attribute = self.builds().partition(":")
         builder: Callable[..., object] = getattr(import_module(module), attribute)
         return builder
+
+    def builds(self) -> str:
+        """The builder's entry point: the registered one, unless a class chooses by its values."""
+        return self.builder
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         """What is wrong with this node in the company of the others (rules across fields and groups)."""

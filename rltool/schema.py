@@ -73,11 +73,26 @@ class Anneal(Schema):
 # --------------------------------------------------------------------------------------------------------------- env
 
 
+def _named(value: object) -> object:
+    """A bare name is a wrapper without arguments."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class WrapperConfig(Schema):
     """One Gymnasium wrapper, applied to each environment, in the order of the list."""
 
     name: str = Field(description="class name in gymnasium.wrappers, or module:Class")
-    kwargs: Arguments = Field(description="its keyword arguments")
+    kwargs: Arguments = Field({}, description="its keyword arguments")
+    eval: bool | Arguments = Field(
+        True, description="false: not in evaluation (a clipped reward); {…}: other arguments there"
+    )
+
+
+class TransformConfig(Schema):
+    """One TorchRL transform, applied to each environment, in the order of the list."""
+
+    name: str = Field(description="class name in torchrl.envs.transforms, or module:Class")
+    kwargs: Arguments = Field({}, description="its keyword arguments")
 
 
 class EnvConfig(Schema):
@@ -86,19 +101,46 @@ class EnvConfig(Schema):
     kind: str = Field(description="which kind of environment this is")
     num_envs: PositiveCount = Field(description="environments stepped side by side; 1 to 32 on a laptop")
     kwargs: Arguments = Field(description="keyword arguments of the environment")
+    observation_keys: list[str] | None = Field(
+        description="entries of a Dict or Tuple observation to learn from, dotted where nested; null: all"
+    )
+    action_mask: str = Field(
+        description="which actions are valid: auto finds out, none, info (its entry action_mask), method (action_masks()), "
+        "or the key of an entry of the observation",
+        min_length=1,
+    )
+    transforms: list[Annotated[TransformConfig, BeforeValidator(_named)]] = Field(
+        description="TorchRL transforms: [Name, {name: …, kwargs: {…}}]; TorchRL's own collector is used then"
+    )
 
 
-@register("env", "gym", builder="rltool.envs:GymVectorEnv")
+@register("env", "gym", builder="rltool.vectorized:GymVectorEnv")
 class GymEnvConfig(EnvConfig):
     """A Gymnasium environment by its id."""
 
-    kind: Literal["gym"] = Field(description="a Gymnasium environment")
     id: str = Field(description="Gymnasium id, `module:Id` imports the module first", min_length=1)
-    backend: Literal["sync", "async"] = Field(
-        description="sync: in this process; async: a worker process each, for slow environments"
+    backend: Literal["sync", "threads", "async", "envpool", "vector"] = Field(
+        description="sync: one after the other; threads: some at a time (simulators that let go of Python's lock); async: a "
+        "worker process each, for slow environments; envpool: EnvPool's own (extra); vector: the environment's own vector "
+        "version"
     )
-    wrappers: list[WrapperConfig] = Field(description="Gymnasium wrappers: [{name: …, kwargs: {…}}]")
+    wrappers: list[Annotated[WrapperConfig, BeforeValidator(_named)]] = Field(
+        description="Gymnasium wrappers: [Name, {name: …, kwargs: {…}, eval: false}]"
+    )
     max_episode_steps: PositiveCount | None = Field(description="time limit in steps; null: the environment's own")
+
+    def builds(self) -> str:
+        if self.transforms:
+            return "rltool.torchrl_env:TorchRLVectorEnv"
+        return "rltool.envpool_env:EnvPoolVectorEnv" if self.backend == "envpool" else super().builds()
+
+
+@register("env", "atari", builder="rltool.vectorized:GymVectorEnv")
+class AtariEnvConfig(GymEnvConfig):
+    """A game of the Arcade Learning Environment by its name."""
+
+    kind: Literal["atari"] = Field(description="a game of the Arcade Learning Environment")
+    game: str = Field(description="its name as in the id: Pong, Breakout, SpaceInvaders, …", pattern=r"^\w+$")
 
 
 @register("env", "torchrl", builder="rltool.torchrl_env:TorchRLVectorEnv")
@@ -253,19 +295,94 @@ class DQNConfig(AlgoConfig):
 # --------------------------------------------------------------------------------------- network, buffer, optim, logging
 
 
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+
+
 class NetworkConfig(Schema):
     """The trainable body between the observation and the heads."""
 
     kind: str = Field(description="which network this is")
+    init: Literal["orthogonal", "xavier", "default"] = Field(
+        description="first weights: orthogonal (gain √2, small policy head), xavier (uniform), default (torch's own)"
+    )
+    shared: bool = Field(description="one body for actor and critic (PPO); false: one each")
 
 
-@register("network", "mlp", builder="rltool.nets:MLP")
-class MLPConfig(NetworkConfig):
+class _Hidden(NetworkConfig):
+    hidden: list[PositiveCount] = Field(description="units of each hidden layer; [64, 64] for PPO, [256, 256] for DQN")
+    activation: Activation = Field(description="activation after each hidden layer")
+    layer_norm: bool = Field(description="normalise each hidden layer before its activation")
+
+
+class CNNConfig(Schema):
+    """Convolutions over an image, and one linear layer after them."""
+
+    channels: list[PositiveCount] = Field(description="output channels of each convolution", min_length=1)
+    kernels: list[PositiveCount] = Field(description="kernel size of each, in pixels")
+    strides: list[PositiveCount] = Field(description="stride of each, in pixels")
+    features: PositiveCount = Field(description="units of the linear layer after them")
+    activation: Activation = Field(description="activation after each")
+
+    def problems_at(self, path: str) -> Iterator[Problem]:
+        """A kernel and a stride for each convolution."""
+        for name in ("kernels", "strides"):
+            if len(getattr(self, name)) != len(self.channels):
+                yield Problem(
+                    f"{path}.{name}",
+                    f"expected one for each of the {len(self.channels)} entries of {path}.channels, found {len(getattr(self, name))}",
+                )
+
+
+class _Convolutional(_Hidden):
+    cnn: CNNConfig = Field(description="the network of each image")
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        yield from self.cnn.problems_at("network.cnn")
+
+
+@register("network", "mlp", builder="rltool.nets:mlp")
+class MLPConfig(_Hidden):
     """A multi-layer perceptron."""
 
     kind: Literal["mlp"] = Field(description="multi-layer perceptron")
-    hidden: list[PositiveCount] = Field(description="units of each hidden layer; [64, 64] for PPO, [256, 256] for DQN")
-    activation: Literal["tanh", "relu", "elu", "gelu", "silu"] = Field(description="activation after each hidden layer")
+
+
+@register("network", "auto", builder="rltool.nets:auto")
+class AutoConfig(_Convolutional):
+    """What fits the observations: hidden layers for numbers, convolutions for images, both for both."""
+
+    kind: Literal["auto"] = Field(description="what fits the observations")
+
+
+@register("network", "nature_cnn", builder="rltool.nets:nature_cnn")
+class NatureCNNConfig(_Convolutional):
+    """The convolutional network of Mnih et al. 2015 (Nature 518)."""
+
+    kind: Literal["nature_cnn"] = Field(description="the Nature CNN")
+
+
+@register("network", "resnet", builder="rltool.nets:resnet")
+class ResNetConfig(_Hidden):
+    """A ResNet of torchvision's as encoder of images (extra: vision)."""
+
+    kind: Literal["resnet"] = Field(description="a ResNet of torchvision's")
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = Field(description="which of them")
+    weights: str | None = Field(
+        description="a name of torchvision's (DEFAULT, downloaded once), a .pth or .safetensors file; null: random"
+    )
+    frozen: bool = Field(description="true: the backbone does not learn")
+
+
+@register("network", "module", builder="rltool.nets:module")
+class ModuleConfig(NetworkConfig):
+    """A torch module of your own."""
+
+    kind: Literal["module"] = Field(description="a torch module of your own")
+    entry_point: str = Field(
+        description="module:Class; called with the shapes of its inputs by name and kwargs", pattern=r"^[\w.]+:\w+$"
+    )
+    kwargs: Arguments = Field(description="its keyword arguments")
 
 
 class BufferConfig(Schema):

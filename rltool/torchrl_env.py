@@ -18,8 +18,9 @@ from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from rltool.actions import ActionSpec, action_spec
 from rltool.collect import Behaviour, Episodes, RunningEpisodes
-from rltool.envs import EnvContract, import_user_module
+from rltool.contract import EnvContract
 from rltool.errors import ConfigError, NonFiniteError, Problem
+from rltool.importing import import_user_module
 from rltool.seeding import Stream, seeds
 from rltool.spaces import OBSERVATION, Key, LeafSpec, leaf_specs
 
@@ -163,7 +164,7 @@ class _Units(Transform):  # type: ignore[misc]
         batch = input_spec["full_action_spec"].batch_size
         policy: TensorSpec
         if actions.kind == "discrete":
-            policy = Categorical(actions.n, shape=batch)
+            policy = Categorical(actions.size, shape=batch)
         else:
             policy = Unbounded((*batch, actions.size))
         input_spec["full_action_spec", "action"] = policy

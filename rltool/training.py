@@ -31,9 +31,9 @@ from rltool.seeding import Stream, draw_seed, generator, seed_world
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
     from rltool.collect import Collector
-    from rltool.envs import GymVectorEnv
     from rltool.logs import Logger
     from rltool.schema import RunConfig
+    from rltool.vectorized import GymVectorEnv
 
 
 def train(
@@ -71,6 +71,7 @@ def train(
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
         compiler = Compiler(_compile_mode(config, origin), _planned_updates(config), console.note)
         runtime = Runtime(
+            env=env.id,
             leaves=env.leaves,
             actions=env.actions,
             num_envs=env.num_envs,

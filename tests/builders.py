@@ -18,7 +18,7 @@ from rltool.config import load
 from rltool.schema import RunConfig
 from rltool.spaces import OBSERVATION, LeafSpec
 
-DISCRETE = ActionSpec("discrete", (), "int64", n=3)
+DISCRETE = ActionSpec("discrete", (), "int64", (3,), (0,))
 BOX = ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 4.0))
 
 
@@ -41,6 +41,7 @@ def runtime(
     """What an algorithm is built from."""
     notes = [] if notes is None else notes
     return Runtime(
+        env="Probe-v0",
         leaves=leaves or (LeafSpec(OBSERVATION, "box", (observation,), "float32"),),
         actions=actions,
         num_envs=config.env.num_envs,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rltool.envs import GymVectorEnv
+    from rltool.vectorized import GymVectorEnv
     from rltool.evaluation import Evaluator
 
 # As a run does it: small networks gain nothing from a second thread, and lose much where another process has the core.
@@ -23,7 +23,7 @@ def vector() -> Iterator[Callable[..., GymVectorEnv]]:
     """Makes vectorised environments, by default of probes, and closes them."""
     from probes import gym_config
 
-    from rltool.envs import GymVectorEnv
+    from rltool.vectorized import GymVectorEnv
 
     with ExitStack() as stack:
 

@@ -18,7 +18,7 @@ from rltool.actions import ActionSpec
 from rltool.collect import Collector, TensorLeaves
 from rltool.composition import read_overrides
 from rltool.configfiles import ConfigFiles
-from rltool.envs import GymVectorEnv
+from rltool.vectorized import GymVectorEnv
 from rltool.launch import check_jobs
 from rltool.schema import GymEnvConfig, RunConfig
 from rltool.seeding import Stream, generator
@@ -196,6 +196,8 @@ def gym_config(
     backend: str = "sync",
     wrappers: Sequence[Mapping[str, object]] = (),
     max_episode_steps: int | None = None,
+    observation_keys: Sequence[str] | None = None,
+    action_mask: str = "auto",
     **kwargs: object,
 ) -> GymEnvConfig:
     """An env node; further arguments are those of the environment."""
@@ -208,6 +210,9 @@ def gym_config(
             "kwargs": kwargs,
             "wrappers": list(wrappers),
             "max_episode_steps": max_episode_steps,
+            "observation_keys": observation_keys,
+            "action_mask": action_mask,
+            "transforms": [],
         }
     )
 
@@ -230,11 +235,7 @@ class Rule:
 
     def _idle(self, leaves: TensorLeaves) -> Tensor:
         count = len(next(iter(leaves.values())))
-        return (
-            torch.zeros(count, dtype=torch.int64)
-            if self.actions.kind == "discrete"
-            else torch.zeros(count, self.actions.size)
-        )
+        return self.actions.empty(count).zero_()
 
     def policy(self, leaves: TensorLeaves) -> Tensor:
         return self._act(leaves)

@@ -181,7 +181,7 @@ def test_random_actions_fill_bounded_dimensions_evenly_and_others_normally() -> 
     for column in (1, 2):
         np.testing.assert_allclose([actions[:, column].mean(), actions[:, column].std()], [0, 1], atol=0.06)
 
-    choices = ActionSpec("discrete", (), "int64", n=3, start=7).random(3000, torch.Generator().manual_seed(0))
+    choices = ActionSpec("discrete", (), "int64", (3,), (7,)).random(3000, torch.Generator().manual_seed(0))
     np.testing.assert_allclose(np.bincount(choices.numpy()) / 3000, [1 / 3] * 3, atol=0.03)
 
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from rltool.algos.base import Algorithm
 from rltool.algos.dqn import DQN
 from rltool.algos.ppo import PPO
-from rltool.envs import GymVectorEnv
+from rltool.vectorized import GymVectorEnv
 
 GAMMA = 0.9
 

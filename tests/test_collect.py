@@ -19,7 +19,8 @@ from torchrl.envs import GymWrapper
 
 from rltool.actions import ActionSpec
 from rltool.collect import RandomExplorer
-from rltool.envs import EnvContract, GymVectorEnv
+from rltool.contract import EnvContract
+from rltool.vectorized import GymVectorEnv
 from rltool.errors import NonFiniteError
 from rltool.spaces import Leaves, flatten
 

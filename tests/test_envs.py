@@ -17,7 +17,9 @@ import torch
 from probes import ACTIONS, OBSERVATIONS, Probe, collector, gym_config
 from torch import Tensor
 
-from rltool.envs import EnvContract, GymVectorEnv, make_env
+from rltool.contract import EnvContract
+from rltool.envs import make_env
+from rltool.vectorized import GymVectorEnv
 from rltool.errors import ConfigError, EnvironmentFault
 from rltool.seeding import seed_world
 

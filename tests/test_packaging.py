@@ -124,7 +124,7 @@ def test_what_is_imported_is_required() -> None:
 
 
 def test_extras_that_messages_name_exist() -> None:
-    from rltool.envs import EXTRAS as NAMED
+    from rltool.importing import EXTRAS as NAMED
 
     assert set(NAMED.values()) <= set(EXTRAS)
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from rltool.collect import Explorer, RandomExplorer, TensorLeaves
 from rltool.metrics import Metrics
-from rltool.nets import Preprocessor
+from rltool.nets import Features, Preprocessor
 from rltool.seeding import Stream, generator
-from rltool.spaces import Key
+from rltool.spaces import Key, is_masked
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -39,7 +39,8 @@ class Runtime:
     """The objects of a run that an algorithm is built from.
 
     Attributes:
-        leaves, actions: specs of the environment.
+        env: full id of the environment, for messages.
+        leaves, actions: its specs.
         num_envs: environments side by side.
         network, optim, buffer: config nodes that the algorithm builds its parts from.
         device: where networks and batches live.
@@ -49,6 +50,7 @@ class Runtime:
         note: prints one line for the user.
     """
 
+    env: str
     leaves: Sequence[LeafSpec]
     actions: ActionSpec
     num_envs: int
@@ -108,7 +110,8 @@ class Algorithm(ABC):
     Attributes:
         actions: the action space in the units its policy works in.
         policy: greedy policy, a module from leaves ``[N, *shape]`` to actions in policy units.
-        preprocessor: features from leaves, with the observation statistics.
+        preprocessor: network inputs from leaves, with the observation statistics.
+        masked: whether the environment says which actions are valid.
         counters: what it has done so far.
         weights: random numbers for initial weights.
         batch_frames: frames of a batch, a whole number of steps of all environments.
@@ -126,7 +129,8 @@ class Algorithm(ABC):
         self._num_envs = run.num_envs
         self.batch_frames = config.batch_frames(run.num_envs)
         self._warmup_frames = config.warmup_frames
-        self._random = RandomExplorer(run.actions)
+        self.masked = is_masked(run.leaves)
+        self._random = RandomExplorer(run.actions, masked=self.masked)
         self._minibatch_order = generator(run.seed, Stream.MINIBATCH)
         self.weights = generator(run.seed, Stream.WEIGHTS)
 
@@ -193,18 +197,15 @@ class GreedyPolicy(nn.Module):
     """The deterministic policy: the mode of what the algorithm learned.
 
     Args:
-        preprocessor: features from leaves.
-        actor: features ``[N, features]`` to scores ``[N, n]`` (discrete) or means ``[N, dimensions]``.
-        discrete: whether the best score is the action.
+        preprocessor: network inputs from leaves.
+        mode: network inputs to actions in policy units.
     """
 
-    def __init__(self, preprocessor: Preprocessor, actor: Callable[[Tensor], Tensor], *, discrete: bool) -> None:
+    def __init__(self, preprocessor: Preprocessor, mode: Callable[[Features], Tensor]) -> None:
         super().__init__()
-        self._parts = (preprocessor, actor)  # a tuple, since the modules belong to the algorithm, not to this one
-        self._discrete = discrete
+        self._parts = (preprocessor, mode)  # a tuple, since the modules belong to the algorithm, not to this one
 
     def forward(self, leaves: TensorLeaves) -> Tensor:
-        """Actions in policy units: ``[N]`` or ``[N, dimensions]``."""
-        preprocessor, actor = self._parts
-        output = actor(preprocessor(leaves))
-        return output.argmax(-1) if self._discrete else output
+        """Actions in policy units, ``[N, *policy_shape]``."""
+        preprocessor, mode = self._parts
+        return mode(preprocessor(leaves))

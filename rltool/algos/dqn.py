@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -14,16 +14,14 @@ from torchrl.objectives import DQNLoss, HardUpdate, SoftUpdate, ValueEstimators
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
 from rltool.buffers import PrioritizedBuffer, ReplayBuffer
-from rltool.collect import Explorer, TensorLeaves
+from rltool.choices import masked
+from rltool.collect import Explorer, RandomExplorer, TensorLeaves
 from rltool.errors import ConfigError, Problem
 from rltool.metrics import Metrics, due
-from rltool.nets import network
+from rltool.nets import Features, network
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import DQNConfig
 from rltool.seeding import Stream, generator
-
-if TYPE_CHECKING:
-    from rltool.nets import Preprocessor
 
 # What one gradient step reports, in the order of its row.
 STEP_METRICS = ("train/loss", "train/grad_norm")
@@ -43,18 +41,18 @@ class DQN(Algorithm):
     def __init__(self, config: DQNConfig, *, run: Runtime) -> None:
         if run.actions.kind != "discrete":
             raise ConfigError(
-                Problem(
-                    "algo",
-                    f"dqn needs a Discrete action space; this environment has Box{run.actions.shape} between "
-                    f"{list(run.actions.low)} and {list(run.actions.high)}",
-                    "Use algo=ppo",
-                )
+                Problem("algo", f"dqn needs a Discrete action space; {run.env} has {run.actions}", "Use algo=ppo")
             )
         super().__init__(config, run)
         self._config, self._budget = config, run.budget
-        self.net = network(run.network, self.preprocessor.features, run.actions.n, self.weights).to(run.device)
+        self.net = network(run.network, self.preprocessor, run.actions.size, self.weights).to(run.device)
         self.loss = DQNLoss(
-            QValueActor(self.net, in_keys=["features"], action_space="categorical"),
+            QValueActor(
+                self.net,
+                in_keys=list(self.preprocessor.keys),
+                action_space="categorical",
+                action_mask_key="action_mask" if self.masked else None,
+            ),
             loss_function=config.loss_function,
             delay_value=True,
             double_dqn=config.double,
@@ -78,8 +76,8 @@ class DQN(Algorithm):
             "ReplayBuffer | PrioritizedBuffer",
             run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
         )
-        self.policy = GreedyPolicy(self.preprocessor, self.net, discrete=True)
-        self._explorer = EpsilonGreedy(self.preprocessor, self.net, config, run)
+        self.policy = GreedyPolicy(self.preprocessor, lambda features: self.values(features).argmax(-1))
+        self._explorer = EpsilonGreedy(self, config, run)
         self._gradient = run.compiler(self.gradient)
 
     @property
@@ -122,10 +120,13 @@ class DQN(Algorithm):
 
         rows: list[Tensor] = []
         for drawn in self.buffer.draw(self.planned(frames) - self.planned(before), config.minibatch_size):
-            columns = self._columns(drawn)
+            now, following = self._columns(drawn)
             td_errors: list[Tensor] = []
             for step in range(drawn.batch_size[0]):
-                gradient, row, td_error = self._gradient(*(column[step] for column in columns))
+                gradient, row, td_error = self._gradient(
+                    {name: column[step] for name, column in now.items()},
+                    {name: column[step] for name, column in following.items()},
+                )
                 self.optimizer.step(gradient)
                 if config.tau is not None:
                     self._updater.step()
@@ -139,7 +140,7 @@ class DQN(Algorithm):
             metrics["train/learning_rate"] = torch.tensor(learning_rate)
             metrics["critic/td_errors"] = td_errors[-1]
             with torch.no_grad():
-                values = self.net(columns[0][-1])
+                values = self.net(*(now[key][-1] for key in self.preprocessor.keys))
             metrics["critic/q_values"], metrics["critic/q_value_mean"] = values, values.max(-1).values.mean()
             metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
             metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
@@ -149,23 +150,21 @@ class DQN(Algorithm):
         """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
         return int(max(frames - self._config.learning_starts, 0) * self._config.updates_per_frame)
 
-    def gradient(
-        self,
-        features: Tensor,
-        action: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        next_features: Tensor,
-        weight: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def values(self, features: Features) -> Tensor:
+        """Q of each action ``[N, n]``; of an invalid one the lowest number there is."""
+        values = self.net(*(features[key] for key in self.preprocessor.keys))
+        return masked(values, features.get("action_mask"))
+
+    def gradient(self, now: dict[str, Tensor], following: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The clipped gradient of the loss on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``.
 
         A pure function of its arguments and the parameters: it compiles into one graph.
+
+        Args:
+            now: network inputs, ``action``, ``priority_weight`` ``[size, …]``.
+            following: network inputs, ``reward``, ``terminated``, ``done`` ``[size, …]``.
         """
-        following = {"features": next_features, "reward": reward, "terminated": terminated, "done": terminated}
-        minibatch = TensorDict(
-            {"features": features, "action": action, "priority_weight": weight, "next": following}, [features.shape[0]]
-        )
+        minibatch = TensorDict({**now, "next": following}, [now["action"].shape[0]])
         loss = self.loss(minibatch)["loss"].mean()
         gradient = self.flat.gather(torch.autograd.grad(loss, self.flat.parameters))
         norm = gradient.norm()
@@ -175,19 +174,20 @@ class DQN(Algorithm):
         td_error = minibatch["td_error"].squeeze(-1).sqrt()
         return gradient, torch.stack([loss, norm]).detach(), td_error.detach()
 
-    def _columns(self, drawn: TensorDict) -> tuple[Tensor, ...]:
+    def _columns(self, drawn: TensorDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What :meth:`gradient` takes, for ``[steps, size]`` transitions at once."""
         weight = drawn.get("priority_weight", None)
         if weight is None:
             weight = torch.ones(drawn.batch_size, device=drawn.device)
-        return (
-            self.preprocessor(self.leaves(drawn)),
-            drawn["action"],
-            drawn["next", "reward"],
-            drawn["next", "terminated"],
-            self.preprocessor(self.leaves(drawn, following=True)),
-            weight.float(),
-        )
+        terminated = drawn["next", "terminated"]
+        now = {**self.preprocessor(self.leaves(drawn)), "action": drawn["action"], "priority_weight": weight.float()}
+        following = {
+            **self.preprocessor(self.leaves(drawn, following=True)),
+            "reward": drawn["next", "reward"],
+            "terminated": terminated,
+            "done": terminated,
+        }
+        return now, following
 
     def components(self) -> dict[str, Component]:
         """Networks, statistics, moments, counters, generators, and the buffer."""
@@ -233,20 +233,22 @@ class TargetNetwork:
 class EpsilonGreedy:
     """A random action with probability ε, else the best one; ε falls with the frame counter, also inside a batch."""
 
-    def __init__(self, preprocessor: Preprocessor, net: nn.Module, config: DQNConfig, run: Runtime) -> None:
-        self._preprocessor, self._net = preprocessor, net
-        self._epsilon, self._budget, self._choices = config.epsilon, run.budget, run.actions.n
+    def __init__(self, algorithm: DQN, config: DQNConfig, run: Runtime) -> None:
+        self._algorithm = algorithm
+        self._epsilon, self._budget = config.epsilon, run.budget
+        self._random = RandomExplorer(run.actions, masked=algorithm.masked)
         self._call = run.compiler(self._act)
 
     def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Whether to explore, and with which action: both ``[steps, num_envs]``."""
+        """Whether to explore ``[steps, num_envs]``, and what the random action is made from."""
         epsilon = torch.tensor([self._epsilon.at(frames + step * num_envs, self._budget) for step in range(steps)])
         explore = torch.rand(steps, num_envs, generator=generator) < epsilon.unsqueeze(-1)
-        return explore, torch.randint(self._choices, (steps, num_envs), generator=generator)
+        return explore, *self._random.draw(steps, num_envs, frames, generator)
 
     def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
         """Actions ``[num_envs]``."""
         return self._call(leaves, *noise)
 
     def _act(self, leaves: TensorLeaves, explore: Tensor, choice: Tensor) -> Tensor:
-        return torch.where(explore, choice, self._net(self._preprocessor(leaves)).argmax(-1))
+        values = self._algorithm.values(self._algorithm.preprocessor(leaves))
+        return torch.where(explore, self._random(leaves, (choice,)), values.argmax(-1))

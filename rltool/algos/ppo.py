@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -17,9 +18,10 @@ from torchrl.objectives.value.functional import vec_generalized_advantage_estima
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
 from rltool.buffers import RolloutBuffer
+from rltool.choices import Choices, apart, best, gumbel, masked
 from rltool.collect import Explorer, TensorLeaves
 from rltool.metrics import Metrics
-from rltool.nets import RunningNormalizer, network, orthogonal_
+from rltool.nets import Features, Network, RunningNormalizer, head, network
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import Anneal, PPOConfig
 
@@ -51,27 +53,13 @@ class PPO(Algorithm):
         super().__init__(config, run)
         self._config, self._budget = config, run.budget
         self.actions = replace(run.actions, squash=config.squash)
-        discrete = self.actions.kind == "discrete"
-        features, device = self.preprocessor.features, run.device
-
-        def net(outputs: int, gain: float) -> nn.Sequential:
-            made = network(run.network, features, outputs, self.weights)
-            return orthogonal_(made, gain, self.weights).to(device)
-
-        actor = net(self.actions.size, POLICY_HEAD_GAIN)
-        self.actor: CategoricalActor | GaussianActor
-        self.actor = (
-            CategoricalActor(actor)
-            if discrete
-            else GaussianActor(actor, self.actions.size, config.initial_std).to(device)
-        )
-        self.critic = net(1, VALUE_HEAD_GAIN)
-        self.policy = GreedyPolicy(self.preprocessor, self.actor.mode, discrete=discrete)
+        self.actor, self.critic = self._networks(config, run)
+        self.policy = GreedyPolicy(self.preprocessor, self.actor.mode)
         self._explorer = StochasticPolicy(self.preprocessor, self.actor, run)
 
         self.loss = _ClippedSurrogate(
             self.actor.probabilistic(),
-            ValueOperator(self.critic, in_keys=["features"]),
+            ValueOperator(self.critic, in_keys=list(self.actor.encoder.keys)),
             functional=False,
             clip_epsilon=self._clip_epsilon(0),
             clip_value=config.clip_value,
@@ -81,11 +69,11 @@ class PPO(Algorithm):
             loss_critic_type=config.loss_critic_type,
             normalize_advantage=config.normalize_advantage,
             log_explained_variance=False,
-        ).to(device)
+        ).to(run.device)
         self.loss.in_keys  # noqa: B018 - filled in at first use, which would make a compiled graph compile again
         self.flat = FlatParameters({"policy": self.actor, "critic": self.critic})
         self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
-        self.reward_scale = ReturnScale(run.num_envs, config.gamma).to(device) if config.scale_reward else None
+        self.reward_scale = ReturnScale(run.num_envs, config.gamma).to(run.device) if config.scale_reward else None
         self._buffer = cast("RolloutBuffer", run.buffer.build(generator=self._minibatch_order))
         self._gradient = run.compiler(self.gradient)
         if dropped := self.batch_frames % config.minibatch_size:
@@ -93,6 +81,26 @@ class PPO(Algorithm):
                 f"{self.batch_frames} frames a batch make {self.batch_frames // config.minibatch_size} minibatches of "
                 f"{config.minibatch_size}; the other {dropped} frames sit out each epoch, drawn anew"
             )
+
+    def _networks(self, config: PPOConfig, run: Runtime) -> tuple[CategoricalActor | GaussianActor, nn.Module]:
+        """Actor and critic: a body each, or heads on one body that belongs to the actor."""
+        size, trunk = self.actions.size, None
+        policy: nn.Module
+        value: nn.Module
+        if run.network.shared:
+            trunk = Trunk(network(run.network, self.preprocessor, None, self.weights), self.preprocessor)
+            policy = head(run.network, trunk.body.width, size, self.weights, gain=POLICY_HEAD_GAIN)
+            value = head(run.network, trunk.body.width, 1, self.weights, gain=VALUE_HEAD_GAIN)
+        else:
+            policy = network(run.network, self.preprocessor, size, self.weights, head_gain=POLICY_HEAD_GAIN)
+            value = network(run.network, self.preprocessor, 1, self.weights, head_gain=VALUE_HEAD_GAIN)
+        encoder = trunk or Apart(self.preprocessor)
+        actor: CategoricalActor | GaussianActor
+        if self.actions.continuous:
+            actor = GaussianActor(policy, encoder, size, config.initial_std)
+        else:
+            actor = CategoricalActor(policy, encoder, self.actions.nvec)
+        return actor.to(run.device), value.to(run.device)
 
     @property
     def sampler(self) -> Explorer:
@@ -124,7 +132,7 @@ class PPO(Algorithm):
         for _ in range(config.epochs):
             first = len(rows)
             for minibatch in self._buffer.epoch(data, config.minibatch_size):
-                gradient, row = self._gradient(*minibatch)
+                gradient, row = self._gradient(minibatch)
                 self.optimizer.step(gradient)
                 rows.append(row)
             if config.target_kl is not None:
@@ -144,8 +152,8 @@ class PPO(Algorithm):
         """Advantages and value targets of a time-ordered batch, flattened to frames.
 
         Returns:
-            ``features [N, F]``, ``action [N, …]``, ``log_prob [N]``, ``advantage [N, 1]``, ``target [N, 1]``,
-            ``value [N, 1]``, in the order :meth:`gradient` takes them; and the metrics of the batch.
+            What :meth:`gradient` takes, by name: network inputs ``[N, …]``, ``action [N, …]``, ``action_log_prob [N]``,
+            ``advantage``, ``value_target``, ``state_value`` ``[N, 1]``; and the metrics of the batch.
         """
         config = self._config
         num_envs, steps = batch.batch_size
@@ -155,28 +163,27 @@ class PPO(Algorithm):
 
         # One value pass: V of every observation, and of the observations that followed only where the next row is
         # not the same state (an episode's end, the batch's end).
-        features = self.preprocessor(self.leaves(batch))
         elsewhere = done.squeeze(-1).clone()
         elsewhere[:, -1] = True
+        features = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self.leaves(batch).items()})
         last = self.preprocessor({key: leaf[elsewhere] for key, leaf in self.leaves(batch, following=True).items()})
-        values = self.critic(torch.cat([features.flatten(0, 1), last]))
-        value = values[: num_envs * steps].view(num_envs, steps, 1)
+        encoded = self.actor.encoder(features)
+        value = self._value(encoded).view(num_envs, steps, 1)
         next_value = torch.cat([value[:, 1:], torch.empty_like(value[:, :1])], 1)
-        next_value[elsewhere] = values[num_envs * steps :]
+        next_value[elsewhere] = self._value(self.actor.encoder(last))
 
         advantage, target = vec_generalized_advantage_estimate(
             config.gamma, config.gae_lambda, value, next_value, reward, done, terminated
         )
-        flat = features.flatten(0, 1)
         action = batch["action"].flatten(0, 1)
-        distribution = self.actor.distribution(flat)
+        distribution = self.actor.distribution(encoded)
         data = {
-            "features": flat,
+            **features,
             "action": action,
-            "log_prob": distribution.log_prob(action),
+            "action_log_prob": distribution.log_prob(action),
             "advantage": advantage.flatten(0, 1),
-            "target": target.flatten(0, 1),
-            "value": value.flatten(0, 1),
+            "value_target": target.flatten(0, 1),
+            "state_value": value.flatten(0, 1),
         }
         spread = target.var(correction=0)
         metrics: Metrics = {
@@ -192,24 +199,18 @@ class PPO(Algorithm):
             metrics["critic/explained_variance"] = 1 - (target - value).var(correction=0) / spread
         return data, metrics
 
-    def gradient(
-        self, features: Tensor, action: Tensor, log_prob: Tensor, advantage: Tensor, target: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The clipped gradient of the loss on a minibatch, flat, and the row of :data:`STEP_METRICS`.
+    def _value(self, encoded: Features) -> Tensor:
+        """V ``[N, 1]`` of what the encoder gave."""
+        return cast("Tensor", self.critic(*(encoded[key] for key in self.actor.encoder.keys)))
+
+    def gradient(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The clipped gradient of the loss on a minibatch of what :meth:`prepare` gave, flat, and the row of
+        :data:`STEP_METRICS`.
 
         A pure function of its arguments and the parameters: it compiles into one graph.
         """
-        minibatch = TensorDict(
-            {
-                "features": features,
-                "action": action,
-                "action_log_prob": log_prob,
-                "advantage": advantage,
-                "value_target": target,
-                "state_value": value,
-            },
-            [features.shape[0]],
-        )
+        encoded = self.actor.encoder({key: data[key] for key in self.preprocessor.masked_keys})
+        minibatch = TensorDict(data | encoded, [data["action"].shape[0]])
         losses = self.loss(minibatch)
         total = losses["loss_objective"] + losses["loss_critic"]
         if self._config.entropy_coeff > 0:
@@ -246,75 +247,134 @@ class PPO(Algorithm):
         return max(epsilon.at(frames, self._budget), 1e-6) if isinstance(epsilon, Anneal) else epsilon
 
 
-class CategoricalActor(nn.Module):
-    """Scores of discrete actions, π(a|s) = softmax(scores)."""
+class Apart:
+    """No shared body: actor and critic take the network inputs themselves.
 
-    def __init__(self, net: nn.Module) -> None:
+    Attributes:
+        keys: names of what a critic takes.
+        masked_keys: the same, and the mask of actions where there is one: what an actor takes.
+    """
+
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self.keys, self.masked_keys = preprocessor.keys, preprocessor.masked_keys
+
+    def __call__(self, features: Features) -> Features:
+        """The features."""
+        return features
+
+
+class Trunk(nn.Module):
+    """The body that actor and critic share: network inputs to its output, ``hidden [N, width]``. Attributes as in
+    :class:`Apart`."""
+
+    def __init__(self, body: Network, preprocessor: Preprocessor) -> None:
         super().__init__()
-        self.net = net
+        self.body = body
+        self._inputs = preprocessor.keys
+        self.keys: tuple[str, ...] = ("hidden",)
+        self.masked_keys: tuple[str, ...] = (*self.keys, *preprocessor.masked_keys[len(self._inputs) :])
 
-    def mode(self, features: Tensor) -> Tensor:
-        """Scores ``[N, n]``; the largest is the mode."""
-        return cast("Tensor", self.net(features))
+    def forward(self, features: Features) -> Features:
+        """What is shared, and the mask where there is one."""
+        hidden = self.body(*(features[key] for key in self._inputs))
+        return {"hidden": hidden, **{key: features[key] for key in self.masked_keys[1:]}}
 
-    def draw(self, shape: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
-        """Gumbel noise ``[*shape, size]``: the argmax of scores plus it is a sample (Gumbel 1954)."""
-        uniform = torch.rand(*shape, size, generator=generator).clamp_min(torch.finfo(torch.float32).tiny)
-        return -(-uniform.log()).log()
 
-    def act(self, features: Tensor, noise: Tensor) -> Tensor:
-        """Sampled actions ``[N]``."""
-        return cast("Tensor", (self.net(features) + noise).argmax(-1))
+class CategoricalActor(nn.Module):
+    """Scores of discrete actions, π(a|s) = softmax(scores); of several choices at once, the product over them.
 
-    def distribution(self, features: Tensor) -> Distribution:
+    Args:
+        net: encoded observation to scores ``[N, sum(nvec)]``.
+        encoder: network inputs to what ``net`` takes, and the mask.
+        nvec: options of each choice.
+    """
+
+    def __init__(self, net: nn.Module, encoder: Apart | Trunk, nvec: tuple[int, ...]) -> None:
+        super().__init__()
+        self.net, self.encoder, self.nvec = net, encoder, nvec
+        self._inputs = len(encoder.keys)
+
+    def forward(self, *encoded: Tensor) -> Tensor:
+        """Logits as the distribution takes them: ``[N, options]``, or ``[N, choices, most options]``."""
+        scores = self._scores(*encoded)
+        return scores if len(self.nvec) == 1 else apart(scores, self.nvec)
+
+    def _scores(self, *encoded: Tensor) -> Tensor:
+        scores = self.net(*encoded[: self._inputs])
+        return masked(scores, encoded[-1] if len(encoded) > self._inputs else None)
+
+    def mode(self, features: Features) -> Tensor:
+        """The best option of each choice."""
+        return best(self._scores(*self.encoder(features).values()), self.nvec)
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Gumbel noise ``[*shape, sum(nvec)]``."""
+        return gumbel((*shape, sum(self.nvec)), generator)
+
+    def act(self, features: Features, noise: Tensor) -> Tensor:
+        """Sampled actions ``[N]`` or ``[N, choices]``."""
+        return best(self._scores(*self.encoder(features).values()) + noise, self.nvec)
+
+    def distribution(self, encoded: Features) -> Distribution:
         """π(·|s)."""
-        return Categorical(logits=self.net(features), validate_args=False)
+        return self._class(logits=self(*encoded.values()), validate_args=False)
+
+    @property
+    def _class(self) -> type[Categorical | Choices]:
+        return Categorical if len(self.nvec) == 1 else Choices
 
     def probabilistic(self) -> ProbabilisticTensorDictSequential:
-        """This actor as TorchRL's losses take it."""
-        return _probabilistic(self.net, ["logits"], Categorical)
+        """This actor, behind its encoder, as TorchRL's losses take it."""
+        return _probabilistic(self, self.encoder.masked_keys, ["logits"], self._class)
 
 
 class GaussianActor(nn.Module):
-    """A diagonal Gaussian with a standard deviation that does not depend on the state."""
+    """A diagonal Gaussian with a standard deviation that does not depend on the state.
 
-    def __init__(self, net: nn.Module, size: int, initial_std: float) -> None:
+    Args:
+        net: encoded observation to means ``[N, size]``.
+        encoder: network inputs to what ``net`` takes.
+        size: dimensions of an action.
+        initial_std: standard deviation at the start.
+    """
+
+    def __init__(self, net: nn.Module, encoder: Apart | Trunk, size: int, initial_std: float) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.encoder = net, encoder
         self.log_std = nn.Parameter(torch.full((size,), math.log(initial_std)))
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, both ``[N, dimensions]``."""
-        mean = self.net(features)
+        mean = self.net(*encoded)
         return mean, self.log_std.exp().expand_as(mean)
 
-    def mode(self, features: Tensor) -> Tensor:
+    def mode(self, features: Features) -> Tensor:
         """The mean ``[N, dimensions]``."""
-        return cast("Tensor", self.net(features))
+        return cast("Tensor", self.net(*self.encoder(features).values()))
 
-    def draw(self, shape: tuple[int, ...], size: int, generator: torch.Generator) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard normal noise ``[*shape, size]``."""
-        return torch.randn(*shape, size, generator=generator)
+        return torch.randn(*shape, len(self.log_std), generator=generator)
 
-    def act(self, features: Tensor, noise: Tensor) -> Tensor:
+    def act(self, features: Features, noise: Tensor) -> Tensor:
         """Sampled actions ``[N, dimensions]``, unclipped."""
-        mean, std = self(features)
+        mean, std = self(*self.encoder(features).values())
         return cast("Tensor", mean + std * noise)
 
-    def distribution(self, features: Tensor) -> Distribution:
+    def distribution(self, encoded: Features) -> Distribution:
         """π(·|s)."""
-        return cast("Distribution", IndependentNormal(*self(features), validate_args=False))
+        return cast("Distribution", IndependentNormal(*self(*encoded.values()), validate_args=False))
 
     def probabilistic(self) -> ProbabilisticTensorDictSequential:
-        """This actor as TorchRL's losses take it."""
-        return _probabilistic(self, ["loc", "scale"], IndependentNormal)
+        """This actor, behind its encoder, as TorchRL's losses take it."""
+        return _probabilistic(self, self.encoder.masked_keys, ["loc", "scale"], IndependentNormal)
 
 
 def _probabilistic(
-    module: nn.Module, keys: list[str], distribution: type[Distribution]
+    module: nn.Module, inputs: Sequence[str], keys: list[str], distribution: type[Distribution]
 ) -> ProbabilisticTensorDictSequential:
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(module, in_keys=["features"], out_keys=keys),
+        TensorDictModule(module, in_keys=list(inputs), out_keys=keys),
         ProbabilisticTensorDictModule(
             in_keys=keys,
             out_keys=["action"],
@@ -349,13 +409,12 @@ class StochasticPolicy:
 
     def __init__(self, preprocessor: Preprocessor, actor: CategoricalActor | GaussianActor, run: Runtime) -> None:
         self._preprocessor, self._actor = preprocessor, actor
-        self._size = run.actions.size
         self._call = run.compiler(self._act)
 
     def draw(self, steps: int, num_envs: int, frames: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Noise ``[steps, num_envs, size]``."""
         del frames
-        return (self._actor.draw((steps, num_envs), self._size, generator),)
+        return (self._actor.draw((steps, num_envs), generator),)
 
     def __call__(self, leaves: TensorLeaves, noise: tuple[Tensor, ...]) -> Tensor:
         """Sampled actions in policy units."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from rltool.cli import Options
-    from rltool.envs import GymVectorEnv
+    from rltool.vectorized import GymVectorEnv
 
     Env = gymnasium.Env[Any, Any]
 
@@ -234,7 +234,7 @@ def _torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig, findings: _Findings
     import torch
     from torchrl.envs.utils import check_env_specs
 
-    from rltool.envs import import_user_module
+    from rltool.importing import import_user_module
 
     module, _, name = node.entry_point.partition(":")
     make = getattr(import_user_module(module, "env.entry_point"), name, None)

@@ -1,0 +1,267 @@
+"""One environment, held to Gymnasium's contract, its observations as leaves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+
+from rltool.actions import ActionSpec, action_spec
+from rltool.errors import ConfigError, EnvironmentFault, Problem
+from rltool.importing import raised
+from rltool.spaces import MASK, OBSERVATION, Array, Key, LeafSpec, Leaves, entry, flatten, leaf_specs, mask_spec
+
+# How many steps of each environment are checked in full; after that only what costs nothing.
+CHECKED_STEPS = 100
+
+GymEnv = gymnasium.Env[Any, Any]
+Observation = Array | dict[str, Array]
+
+
+class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Holds one environment to Gymnasium's contract, names what breaks it, and gives its observations as leaves.
+
+    An observation of one leaf goes through as it is; any other becomes a flat mapping from the leaves' names to arrays,
+    the mask of actions among them, so that what stands side by side can be batched whatever it was. Rewards come out as
+    Python floats; the info mapping is dropped, since gathering it costs more than a simulator step.
+
+    Args:
+        env: the environment with its wrappers.
+        name: its id, for messages.
+        index: which of several side by side it is, for messages.
+        keys: entries of the observation to keep; None: all.
+        action_mask: where the mask of actions is found (``env.action_mask``).
+
+    Attributes:
+        leaves, actions: the specs.
+        mask_source: where the mask is found, never ``auto``: a value for ``env.action_mask``.
+
+    Raises:
+        EnvironmentFault: it declares no spaces, or resets as before Gymnasium.
+        ConfigError: a space that rltool does not take, or a key or mask that is not there.
+    """
+
+    def __init__(
+        self, env: GymEnv, name: str, index: int, *, keys: list[str] | None = None, action_mask: str = "none"
+    ) -> None:
+        super().__init__(env)
+        self._name = f"environment {index} ({name}, {type(env.unwrapped).__name__})"
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, space, None), gymnasium.Space):
+                raise EnvironmentFault(f"{self._name}: it declares no {space}. Set self.{space} in its __init__")
+        parameters = inspect.signature(env.unwrapped.reset).parameters
+        if not {"seed", "options"} <= set(parameters) and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise EnvironmentFault(f"{self._name}: reset() must take seed and options, found ({', '.join(parameters)})")
+        self.actions: ActionSpec = action_spec(env.action_space, name)
+        self.mask_source = self._find_mask(action_mask, name)
+        in_observation = self.mask_source not in ("none", "info", "method")
+        self._mask_key: Key | None = (*OBSERVATION, *self.mask_source.split(".")) if in_observation else None
+        inputs = leaf_specs(env.observation_space, name, keys=keys, without=self._mask_key, stack=_stacked(env))
+        self._inputs = inputs
+        self._masks: Callable[[], object] | None = None
+        if self.mask_source == "method":
+            self._masks = env.get_wrapper_attr("action_masks")
+        self._masked = self.mask_source != "none"
+        self.leaves: tuple[LeafSpec, ...] = (*inputs, mask_spec(self.actions.size)) if self._masked else inputs
+        self._plain = inputs[0].shape if not self._masked and [spec.key for spec in inputs] == [OBSERVATION] else None
+        if self._plain is None:
+            self.observation_space = spaces.Dict({spec.name: _storage(spec) for spec in self.leaves})
+        self._steps = 0
+
+    def as_leaves(self, observation: Any) -> Leaves:
+        """The leaves of what :meth:`reset` or :meth:`step` gave, or of a batch of them."""
+        return leaves_of(observation, self.leaves)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Observation, dict[str, object]]:
+        observation, info = self._reset(seed, options)
+        return self._answer(observation, info, "reset()", over=False), {}
+
+    def _reset(self, seed: int | None, options: dict[str, object] | None) -> tuple[Any, dict[str, Any]]:
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"{self._name}: reset() {raised(error)}") from error
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise EnvironmentFault(f"{self._name}: reset() must return (observation, info), found {_shown(result)}")
+        return result
+
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, object]]:
+        try:
+            result = self.env.step(action)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"{self._name}: step {self._steps + 1} {raised(error)}") from error
+        if not (isinstance(result, tuple) and len(result) == 5):
+            raise EnvironmentFault(
+                f"{self._name}: step() must return (observation, reward, terminated, truncated, info), found {_shown(result)}"
+            )
+        observation, reward, terminated, truncated, info = result
+        self._steps += 1
+        if self._plain is None or self._steps <= CHECKED_STEPS or getattr(observation, "shape", None) != self._plain:
+            observation = self._answer(observation, info, f"step {self._steps}", over=bool(terminated))
+        if terminated or truncated:
+            # An environment may fill one array again and again; its last observation must outlive the reset that follows.
+            observation = deepcopy(observation)
+        return (
+            observation,
+            reward if type(reward) is float else self._number(reward),
+            bool(terminated),
+            bool(truncated),
+            {},
+        )
+
+    def _answer(self, observation: object, info: object, when: str, *, over: bool) -> Observation:
+        """Checks an observation, and gives it as it goes on from here."""
+        try:
+            leaves = flatten(observation, self._inputs)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EnvironmentFault(
+                f"{self._name}: the observation of {when} lacks a part of its space {self.env.observation_space}: {error!r}"
+            ) from error
+        for spec in self._inputs:
+            self._check(leaves[spec.key], spec, when)
+        if self._plain is not None:
+            return cast("Observation", observation)
+        named = {spec.name: leaves[spec.key] for spec in self._inputs}
+        if self._masked:
+            named[MASK[0]] = self._mask(observation, info, when, over=over)
+        return named
+
+    def _check(self, found: Array, spec: LeafSpec, when: str) -> None:
+        if found.shape != spec.shape or not np.can_cast(found.dtype, spec.dtype, casting="same_kind"):
+            raise EnvironmentFault(
+                f"{self._name}: {spec.name} of {when} must have shape {spec.shape} and a type that fits {spec.dtype}, "
+                f"found shape {found.shape} of {found.dtype}. Declare the right observation_space or mend the environment"
+            )
+        if spec.kind == "discrete":
+            low = np.reshape(spec.start, spec.shape)
+            high = low + np.reshape(spec.nvec, spec.shape) - 1
+            if ((found < low) | (found > high)).any():
+                raise EnvironmentFault(
+                    f"{self._name}: {spec.name} of {when} must be in {low.tolist()} … {high.tolist()}, found {found.tolist()}"
+                )
+
+    def _number(self, reward: object) -> float:
+        array = np.asarray(reward)
+        if array.size != 1 or array.dtype.kind not in "fiub":
+            raise EnvironmentFault(
+                f"{self._name}: the reward of step {self._steps} must be one number, found {reward!r}"
+            )
+        return float(array.reshape(()))
+
+    # ------------------------------------------------------------------------------------------- the mask of actions
+
+    def _find_mask(self, choice: str, name: str) -> str:
+        """Where the mask of actions is found.
+
+        Raises:
+            ConfigError: it is asked for and not there.
+        """
+        if choice == "none" or (choice == "auto" and self.actions.continuous):
+            return "none"
+        space = self.env.observation_space
+        has_method = callable(getattr(self.env.unwrapped, "action_masks", None)) or self.env.has_wrapper_attr(
+            "action_masks"
+        )
+        if choice == "auto":
+            part = space.spaces.get(MASK[0]) if isinstance(space, spaces.Dict) else None
+            if part is not None and part.shape is not None and np.prod(part.shape) == self.actions.size:
+                return MASK[0]
+            if has_method:
+                return "method"
+            return "info" if MASK[0] in self._reset(0, None)[1] else "none"
+        problem = None
+        if self.actions.continuous:
+            problem = f"masks are for choices, and {name} has the actions {self.env.action_space}"
+        elif choice == "method" and not has_method:
+            problem = f"{name} has no method action_masks()"
+        elif choice not in ("method", "info"):
+            part = _entry(space, choice)
+            if part is None or part.shape is None:
+                problem = f"expected auto, none, info, method or an entry of the observation, found {choice!r}; {name} has {space}"
+            elif np.prod(part.shape) != self.actions.size:
+                problem = f"the mask of {self.env.action_space} has {self.actions.size} entries, and {choice} of {name} is {part}"
+        if problem is not None:
+            raise ConfigError(Problem("env.action_mask", problem, "auto finds out; none goes without"))
+        return choice
+
+    def _mask(self, observation: object, info: object, when: str, *, over: bool) -> Array:
+        """Which choices are valid, ``[size]``; of an episode that is over, any will do."""
+        if self._mask_key is not None:
+            value: object = entry(observation, self._mask_key[1:])
+        elif self._masks is not None:
+            try:
+                value = self._masks()
+            except (Exception, SystemExit) as error:
+                raise EnvironmentFault(f"{self._name}: action_masks() after {when} {raised(error)}") from error
+        else:
+            value = cast("Mapping[str, object]", info).get(MASK[0])
+            if value is None and over:
+                return np.ones(self.actions.size, np.bool_)
+            if value is None:
+                raise EnvironmentFault(
+                    f"{self._name}: the info of {when} lacks action_mask. Give it at every step, or set env.action_mask=none"
+                )
+        parts = value if isinstance(value, tuple | list) and len(value) and np.ndim(value[0]) else [value]
+        mask = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+        if mask.size != self.actions.size or mask.dtype.kind not in "biuf":
+            raise EnvironmentFault(
+                f"{self._name}: the mask of actions after {when} must have {self.actions.size} entries of 0 or 1 for "
+                f"{self.env.action_space}, found {mask.size} of {mask.dtype}"
+            )
+        valid = mask.astype(np.bool_)
+        starts = np.cumsum([0, *self.actions.nvec[:-1]])
+        if not over and not np.logical_or.reduceat(valid, starts).all():
+            raise EnvironmentFault(
+                f"{self._name}: the mask of actions after {when} leaves no valid action, and the episode goes on"
+            )
+        return cast("Array", valid)
+
+
+def leaves_of(observation: Any, specs: tuple[LeafSpec, ...]) -> Leaves:
+    """The leaves of an observation as :class:`EnvContract` gives it, single or batched (no copy)."""
+    if isinstance(observation, Mapping):
+        return {spec.key: np.asarray(observation[spec.name]) for spec in specs}
+    return {specs[0].key: np.asarray(observation)}
+
+
+def _storage(spec: LeafSpec) -> spaces.Box:
+    """A space whose batches hold a leaf; its bounds say nothing."""
+    if spec.kind == "mask":
+        return spaces.Box(0, 1, spec.shape, np.uint8)
+    dtype = np.dtype(spec.dtype)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, spec.shape, dtype.type)
+
+
+def _stacked(env: GymEnv) -> int:
+    """How many frames the outermost frame-stacking wrapper stacks; 1 where there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, FrameStackObservation):
+            return int(env.stack_size)
+        env = env.env
+    return 1
+
+
+def _entry(space: spaces.Space[Any], dotted: str) -> spaces.Space[Any] | None:
+    for part in dotted.split("."):
+        if isinstance(space, spaces.Dict) and part in space.spaces:
+            space = space.spaces[part]
+        elif isinstance(space, spaces.Tuple) and part.isdigit() and int(part) < len(space.spaces):
+            space = space.spaces[int(part)]
+        else:
+            return None
+    return space
+
+
+def _shown(result: object) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)}: ({', '.join(type(part).__name__ for part in result)})"
+    return type(result).__name__

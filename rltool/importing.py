@@ -1,0 +1,77 @@
+"""Modules and objects that a configuration names, also from the working directory."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from rltool.errors import ConfigError, Problem
+
+# A module that an environment may lack -> the extra of rltool that brings it.
+EXTRAS = {
+    "box2d": "box2d",
+    "gymnasium[box2d]": "box2d",
+    "ale_py": "atari",
+    "ale-py": "atari",
+    "opencv": "atari",
+    "cv2": "atari",
+    "minigrid": "minigrid",
+    "envpool": "envpool",
+    "shimmy": "dm_control",
+    "dm_control": "dm_control",
+    "dm-control": "dm_control",
+    "torchvision": "vision",
+}
+
+
+def import_user_module(name: str, path: str) -> ModuleType:
+    """Imports a module that a config names, also from the working directory.
+
+    Args:
+        name: the module.
+        path: the key that names it, for the message.
+
+    Raises:
+        ConfigError: there is no such module, or it raises while it is imported.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module(name)
+    except ImportError as error:
+        hint = extra_for(f"{name} {error}") or "Install it, or run where its file lies"
+        raise ConfigError(Problem(path, f"module {name} cannot be imported: {error}", hint)) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(Problem(path, f"importing module {name} {raised(error)}")) from error
+
+
+def import_object(entry_point: str, path: str) -> object:
+    """What ``module:name`` stands for.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such name.
+    """
+    module, _, name = entry_point.partition(":")
+    try:
+        return getattr(import_user_module(module, path), name)
+    except AttributeError as error:
+        raise ConfigError(Problem(path, f"module {module} has no {name}: {error}")) from error
+
+
+def extra_for(message: str) -> str:
+    """Which extra of rltool brings the package that a message speaks of; empty where none does."""
+    for module, extra in EXTRAS.items():
+        if module in message.lower():
+            return f"Install the extra: pip install 'rltool[{extra}]'"
+    return ""
+
+
+def raised(error: BaseException) -> str:
+    """What code of the user's raised, and the line of it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {error}{where}"
