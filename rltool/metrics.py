@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from rltool.registry import kinds
 
 Metrics = dict[str, Tensor]
 """Name -> detached tensor, still on the device: 0-d is a scalar, 1-d and more a histogram."""
@@ -344,12 +347,25 @@ METRICS: tuple[Metric, ...] = (
 
 _BLOCK = 256
 _LAST = frozenset(metric.name for metric in METRICS if metric.last)
+_explained: list[Metric] = list(METRICS)
+
+
+def explain(*rows: Metric) -> None:
+    """Adds rows to the table: an algorithm's own metrics, said in its file."""
+    _explained.extend(row for row in rows if row not in _explained)
+
+
+def explained() -> tuple[Metric, ...]:
+    """The whole table: what all algorithms share, and what each registered one adds."""
+    for schema in kinds("algo").values():
+        import_module(schema.builder.partition(":")[0])
+    return tuple(_explained)
 
 
 def describe(name: str) -> Metric | None:
     """The row of the table that explains a metric name, None where there is none (a plugin's own)."""
-    exact = [metric for metric in METRICS if metric.name == name]
-    return next(iter(exact + [metric for metric in METRICS if metric.covers(name)]), None)
+    exact = [metric for metric in _explained if metric.name == name]
+    return next(iter(exact + [metric for metric in _explained if metric.covers(name)]), None)
 
 
 def due(before: int, after: int, interval: int | None) -> bool:
@@ -452,7 +468,7 @@ def _array(tensor: Tensor) -> Histogram:
     return np.array((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
-def document(metrics: Iterable[Metric] = METRICS) -> str:
+def document(metrics: Iterable[Metric]) -> str:
     """The table as Markdown: the whole text of docs/metrics.md."""
 
     def rows(metrics: Iterable[Metric]) -> list[str]:
@@ -475,7 +491,7 @@ def document(metrics: Iterable[Metric] = METRICS) -> str:
         "They are in the TensorBoard events and, a line a point, in `metrics.jsonl`; a number that is not finite is `null` there.",
         "What is healthy is a rule of thumb for the usual tasks, not a law.",
         "",
-        "This file is written by `python -m rltool.metrics` from the table in `rltool/metrics.py`.",
+        "This file is written by `python -m rltool.metrics` from the table in `rltool/metrics.py` and the files of the algorithms.",
         "",
         "## Scalars",
         "",
@@ -494,9 +510,11 @@ def document(metrics: Iterable[Metric] = METRICS) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Write the table to the file named in ``arguments``, docs/metrics.md beside the package by default."""
     target = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
-    target.write_text(document(), encoding="utf-8")
+    target.write_text(document(explained()), encoding="utf-8")
     print(f"wrote {target}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from rltool.metrics import main as imported  # the table that the algorithms add to is that of the imported module
+
+    imported(sys.argv[1:])

@@ -295,6 +295,39 @@ class DQNConfig(AlgoConfig):
 # --------------------------------------------------------------------------------------- network, buffer, optim, logging
 
 
+@register("algo", "sac", builder="rltool.algos.sac:SAC")
+class SACConfig(AlgoConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    kind: Literal["sac"] = Field(description="soft actor-critic")
+    minibatch_size: PositiveCount = Field(description="transitions a gradient step; 64 to 512")
+    updates_per_frame: PositiveReal = Field(description="gradient steps a frame; 0.25 to 1")
+    tau: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="soft update of the critics' targets each step: target ← (1-τ)·target + τ·critic"
+    )
+    alpha: PositiveReal = Field(description="weight of the entropy at the start; 0.1 to 1")
+    learn_alpha: bool = Field(description="adapt alpha so that the policy keeps target_entropy")
+    target_entropy: Real | None = Field(
+        description="entropy to keep, in nats; null: -1 for each dimension of the action"
+    )
+
+    def updates(self, run: RunConfig) -> int:
+        return int(max(run.total_frames - self.warmup_frames, 0) * self.updates_per_frame)
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        if run.buffer.kind == "rollout":
+            yield Problem(
+                "buffer",
+                f"sac learns from a replay buffer, found buffer.kind={run.buffer.kind}",
+                "Leave buffer out, or give buffer=replay or buffer=prioritized",
+            )
+        if run.network.shared:
+            yield Problem(
+                "network.shared", "sac trains actor and critics by losses of their own; expected false, found true"
+            )
+
+
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 

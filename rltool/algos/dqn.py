@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from typing import cast
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.modules import QValueActor
-from torchrl.objectives import DQNLoss, HardUpdate, SoftUpdate, ValueEstimators
+from torchrl.objectives import DQNLoss, HardUpdate, ValueEstimators
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
 from rltool.buffers import PrioritizedBuffer, ReplayBuffer
@@ -22,6 +20,7 @@ from rltool.nets import Features, network
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import DQNConfig
 from rltool.seeding import Stream, generator
+from rltool.targets import TargetNetwork, soft_update
 
 # What one gradient step reports, in the order of its row.
 STEP_METRICS = ("train/loss", "train/grad_norm")
@@ -66,9 +65,9 @@ class DQN(Algorithm):
         self._updater = (
             HardUpdate(self.loss, value_network_update_interval=0)
             if config.tau is None
-            else _soft_update(self.loss, config.tau, run)
+            else soft_update(self.loss, config.tau, run.note)
         )
-        self.target = TargetNetwork(self.loss, self.net)
+        self.target = TargetNetwork(self.net, self.loss.value_network_params, self.loss.target_value_network_params)
         self.flat = FlatParameters({"policy": self.net})
         self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
         self._draws = generator(run.seed, Stream.BUFFER)
@@ -201,33 +200,6 @@ class DQN(Algorithm):
             "rng.buffer": RandomState(self._draws),
             "buffer": self.buffer,
         }
-
-
-def _soft_update(loss: DQNLoss, tau: float, run: Runtime) -> SoftUpdate:
-    """TorchRL's soft update; its warning about a large τ is given in our words."""
-    if tau > 0.5:
-        run.note(f"algo.tau={tau:g} moves the target more than half way at each step; 0.005 to 0.05 is usual")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return SoftUpdate(loss, tau=tau)
-
-
-class TargetNetwork:
-    """The target's weights, under the names of the network's."""
-
-    def __init__(self, loss: DQNLoss, net: nn.Module) -> None:
-        target = dict(loss.target_value_network_params.items(True, True))
-        source = {id(value): key for key, value in loss.value_network_params.items(True, True)}
-        self._tensors = {name: target[source[id(parameter)]].data for name, parameter in net.named_parameters()}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The target's weights by name."""
-        return dict(self._tensors)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes them back, in place."""
-        for name, tensor in self._tensors.items():
-            tensor.copy_(state[name])
 
 
 class EpsilonGreedy:
