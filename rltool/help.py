@@ -42,6 +42,7 @@ _EXAMPLES = {
     "env": (
         ("rltool env env=cartpole", ""),
         ("rltool env env=gym env.id=my_module:MyEnv-v0", "before you train on it"),
+        ("rltool env env=gym env.id=my_module:MyEnv-v0 check=full", "Gymnasium's own check too"),
     ),
 }
 _USAGE = {

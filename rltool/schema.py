@@ -690,6 +690,9 @@ class EnvCheckConfig(Schema):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
         description="seed of the environments and of the random actions"
     )
+    check: Literal["quick", "full"] = Field(
+        description="full: also what Gymnasium's own checker says of the environment without its wrappers"
+    )
     plugins: list[str] = Field(description="modules imported first; they may register environments")
     debug: bool = Field(description="show tracebacks")
     env: SerializeAsAny[EnvConfig] = Field(description="the environment")

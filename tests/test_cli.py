@@ -259,6 +259,7 @@ WRONG = [
     (["list", "envz"], ["Did you mean env"]),
     (["list", "env", "algo"], ["expected one group"]),
     (["config", "algo=pqo"], ["Did you mean ppo?"]),
+    (["env", "env=cartpole", "check=all"], ["check: expected one of quick, full, found 'all'"]),
     (["env", "algo=ppo"], ["Give env=OPTION", "algo: is not chosen by this command"]),
     (["-sc", "install=tcsh"], ["install=bash"]),
 ]  # fmt: skip
@@ -706,6 +707,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool list buf", "buffer"),
         ("rltool eval che", "checkpoint="),
         ("rltool env env=pend", "env=pendulum"),
+        ("rltool env env=cartpole che", "check="),
     ],
 )
 def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
@@ -720,28 +722,95 @@ def test_completion_script_is_for_rltool(command: Rltool) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ env
 
-FAULTY = """
+# Every class is registered under its own name; the first keeps the contract, the others break or stretch it.
+ENVIRONMENTS = """
 import gymnasium, numpy as np
 
-class Faulty(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+class Sound(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (), np.float32)
+    reward = 1.0
+    def observe(self):
+        return np.zeros(3, np.float32)
     def reset(self, *, seed=None, options=None):
-        return np.full(2, 3, np.float32), {}
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
     def step(self, action):
-        return np.zeros(2, np.float32), 0.0, False, False, {}
+        assert np.shape(action) == (), action
+        assert self.action_space.contains(np.asarray(action)), action
+        self.t += 1
+        return self.observe(), self.reward, self.t == 7, False, {}
 
-class Raising(Faulty):
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
+class Outside(Sound):
+    def observe(self):
+        return np.array([0, 3, 0], np.float32)
+class NotFinite(Sound):
+    def observe(self):
+        return np.full(3, np.nan, np.float32)
+class Raising(Sound):
     def step(self, action):
         raise RuntimeError("no luck")
+class Longer(Sound):
+    def observe(self):
+        return np.zeros(4, np.float32)
+class NoReward(Sound):
+    reward = None
+class TwoRewards(Sound):
+    reward = np.array([1.0, 2.0])
+class NoInfo(Sound):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+class Unseeded(Sound):
+    def observe(self):
+        return np.random.rand(3).astype(np.float32)
+class Unoptioned(Sound):
+    def reset(self, *, seed=None, options=None):
+        assert options is None, "no options here"
+        return super().reset(seed=seed)
 
-for name in ("Faulty-v0", "Raising-v0"):
-    gymnasium.registry.pop(name, None)
-gymnasium.register("Faulty-v0", entry_point=Faulty)
-gymnasium.register("Raising-v0", entry_point=Raising)
+class Whole(Sound):
+    reward = 1
+class Truth(Sound):
+    reward = True
+class NumPys(Sound):
+    reward = np.float64(1)
+class Row(Sound):
+    reward = np.array([1.0])
+class Double(Sound):
+    def observe(self):
+        return np.zeros(3)
+class Unbounded(Sound):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+class Nested(Sound):
+    observation_space = gymnasium.spaces.Dict(
+        a=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(9), gymnasium.spaces.Box(0, 1, ())))
+    )
+    def observe(self):
+        return {"a": (np.int64(self.t), np.float32(self.t / 8))}
+class Wrapping(Sound):
+    observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
+    def observe(self):
+        return np.full(3, 256)
+class NestedOutside(Nested):
+    def observe(self):
+        return {"a": (np.int64(self.t), np.float32(self.t + 2))}
+
+for cls in [value for value in globals().values() if isinstance(value, type)]:
+    gymnasium.registry.pop(f"{cls.__name__}-v0", None)
+    gymnasium.register(f"{cls.__name__}-v0", entry_point=cls)
 """
+
+
+@pytest.fixture
+def env_command(command: Rltool, tmp_path: Path) -> Rltool:
+    """``rltool env WORDS`` on one of :data:`ENVIRONMENTS`, by the name of its class."""
+    (tmp_path / "own_envs.py").write_text(ENVIRONMENTS)
+
+    def call(name: str, *words: str) -> Answer:
+        return command("env", "env=gym", f"env.id=own_envs:{name}-v0", "env.num_envs=2", "steps=40", *words)
+
+    return call
 
 
 def test_env_looks_at_an_environment(command: Rltool, tmp_path: Path) -> None:
@@ -763,17 +832,63 @@ def test_env_looks_at_an_environment(command: Rltool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Faulty-v0", ["at step 0 is not in its space", "At [0] it is 3, the bounds are -1 … 1", "check_env_specs"]),
-        ("Raising-v0", ["RuntimeError: no luck", "faulty_env.py:16"]),
+        ("Outside", ["the observation at step 0 is not in its space", "At [1] it is 3, the bounds are -1 … 1. Widen"]),
+        ("Wrapping", ["At [0] it is 256, the bounds are 0 … 255"]),
+        ("NestedOutside", ["a.1 is 2, the bounds are 0 … 1. Widen observation_space, or clip"]),
+        ("NotFinite", ["the observation at step 0 is not finite: [nan nan nan]. Look for"]),
+        ("Raising", ["step 1 raised RuntimeError: no luck (own_envs.py:28)"]),
+        ("Longer", ["must have shape (3,)", "found shape (4,) of float32. Declare the right observation_space"]),
+        ("NoReward", ["the reward of step 1 must be one number, found None"]),
+        ("TwoRewards", ["the reward of step 1 must be one number, found array([1., 2.])"]),
+        ("NoInfo", ["reset() must return (observation, info), found ndarray"]),
+        ("Unseeded", ["the same seed gives different first observations. Draw from self.np_random"]),
     ],
 )
-def test_env_says_what_is_wrong(command: Rltool, tmp_path: Path, name: str, said: list[str]) -> None:
-    (tmp_path / "faulty_env.py").write_text(FAULTY)
-    answer = command("env", "env=gym", f"env.id=faulty_env:{name}")
+def test_env_says_what_is_wrong(env_command: Rltool, name: str, said: list[str]) -> None:
+    answer = env_command(name)
     assert answer.code == 1
+    assert re.search(rf"^wrong +environment 0 \({name}-v0, {name}\): ", answer.out, re.MULTILINE)
     for text in said:
         assert text in answer.out
+    assert answer.out.count(said[0]) == 1, "TorchRL's check need not find it once more"
     assert "Traceback" not in answer.all
+
+
+@pytest.mark.parametrize("name", ["Sound", "Whole", "Truth", "NumPys", "Row", "Double", "Unbounded", "Nested"])
+def test_env_finds_nothing_wrong_with_what_training_takes(env_command: Rltool, name: str) -> None:
+    answer = env_command(name)
+    assert (answer.code, answer.err) == (0, "")
+    assert "wrong            nothing found" in answer.out
+    assert "rewards          1 … 1 in 40 random steps, 5 episodes ended" in answer.out
+    assert "return 7.00 (7.00 … 7.00), length 7.0" in answer.out
+    assert ("cast           from float64 to the float32 of its space" in answer.out) == (name == "Double")
+
+
+def test_a_full_check_asks_gymnasium_too(env_command: Rltool) -> None:
+    assert "Gymnasium's check" not in env_command("Unseeded").out
+    answer = env_command("Unseeded", "check=full")
+    assert answer.code == 1
+    assert "Gymnasium's check  failed" in answer.out
+    assert (
+        "(Unseeded-v0, Unseeded): Gymnasium's check_env: Using `env.reset(seed=123)` is non-deterministic" in answer.out
+    )
+    assert "Gymnasium's check  check_env passed" in env_command("Sound", "check=full").out
+
+
+def test_what_gymnasium_only_advises_is_no_failure(env_command: Rltool) -> None:
+    answer = env_command("Unbounded", "check=full")
+    assert (answer.code, answer.err) == (0, "")
+    *_, wrong, low, high = answer.out.splitlines()
+    assert wrong == "wrong              nothing found"
+    assert low == "warnings           A Box observation space minimum value is -infinity. This is probably too low."
+    assert high == "                   A Box observation space maximum value is infinity. This is probably too high."
+
+
+def test_what_an_environment_raises_under_gymnasiums_check_is_its_own(env_command: Rltool) -> None:
+    answer = env_command("Unoptioned", "check=full")
+    assert answer.code == 1
+    assert "environment 0 (Unoptioned-v0, Unoptioned) raised AssertionError: no options here (" in answer.out
+    assert "own_envs.py" in answer.out
 
 
 # --------------------------------------------------------------------------------------------------------------- Python
@@ -857,5 +972,5 @@ def test_runs_started_together_never_share_a_directory(training: Training, tmp_p
 @pytest.fixture(autouse=True)
 def _no_plugins_left() -> Iterator[None]:
     yield
-    for name in ("faulty_env",):
+    for name in ("own_envs",):
         sys.modules.pop(name, None)

@@ -109,6 +109,12 @@ def test_float64_observations_become_float32(vector: MakeVector) -> None:
     assert 60 < float(batch["observation"].mean()) < 140
 
 
+def test_float64_observations_of_a_float32_space_do_too(vector: MakeVector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Probe, "observe", lambda probe: np.array([0.1]))
+    batch = collector(vector(num_envs=2)).collect()
+    torch.testing.assert_close(batch["observation"], torch.full((2, 6, 1), 0.1))
+
+
 def test_the_last_observation_outlives_a_reset_that_reuses_its_array() -> None:
     class Reuser(Probe):
         shared = np.zeros(1, np.float32)

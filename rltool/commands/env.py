@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rltool.composition import read_overrides
@@ -16,11 +19,14 @@ from rltool.schema import EnvCheckConfig, GymEnvConfig, TorchRLEnvConfig
 
 if TYPE_CHECKING:
     import gymnasium
+    from gymnasium.spaces import Box
+    from numpy.typing import NDArray
 
     from rltool.cli import Options
     from rltool.vectorized import GymVectorEnv
 
     Env = gymnasium.Env[Any, Any]
+    Space = gymnasium.Space[Any]
 
 # Steps of one environment that are looked at in full; the rollout after that is checked as training is.
 _CLOSE_LOOK = 200
@@ -33,12 +39,14 @@ class _Findings:
     Attributes:
         rows: label and text, in the order in which they are printed.
         faults: what is wrong; a training run would suffer from it.
+        warnings: what Gymnasium advises against; nothing that stops training.
         debug: show the traceback of what an environment raises.
     """
 
     debug: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def row(self, label: str, text: object) -> None:
         """One line of the report."""
@@ -67,20 +75,21 @@ class _Findings:
 
     def print(self) -> int:
         """Prints everything; returns the exit code, 1 where something is wrong."""
-        rows = (
-            self.rows
-            + [("", "")] * bool(self.faults)
-            + [("wrong" if not i else "", text) for i, text in enumerate(self.faults)]
-        )
+        wrong = self.faults or ["nothing found"]
+        rows = [*self.rows, *[("", "")] * bool(self.faults), *_labelled("wrong", wrong)]
+        rows += _labelled("warning" if len(self.warnings) == 1 else "warnings", self.warnings)
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             first, *more = text.splitlines() or [""]
             print(f"{label:<{width}}  {first}".rstrip())
             for line in more:
                 print(f"{'':<{width}}  {line}".rstrip())
-        if not self.faults:
-            print(f"{'wrong':<{width}}  nothing found")
         return int(bool(self.faults))
+
+
+def _labelled(label: str, texts: list[str]) -> list[tuple[str, str]]:
+    """Rows of which the first alone bears the label."""
+    return [(label if not index else "", text) for index, text in enumerate(texts)]
 
 
 def main(options: Options) -> int:
@@ -109,15 +118,18 @@ def _gymnasium(config: EnvCheckConfig, node: GymEnvConfig, findings: _Findings) 
     from rltool.envs import single_env
 
     env = single_env(node, 0)
+    name = f"environment 0 ({env.spec.id if env.spec is not None else node.id}, {type(env.unwrapped).__name__})"
     try:
         _spaces(env, node, findings)
-        with findings.catching("the environment"):
-            _close_look(env, config, findings)
-        with findings.catching("the environment"):
-            findings.row("TorchRL's check", _specs_check(env, findings))
+        with findings.catching(name):
+            _close_look(env, name, config, findings)
+            findings.row("TorchRL's check", _specs_check(env, name, findings))
     finally:
         with suppress(Exception):  # a fault in close() is no news after the others
             env.close()
+    if config.check == "full":
+        with findings.catching(name):
+            findings.row("Gymnasium's check", _gymnasiums_check(config, node, name, findings))
     if findings.faults:
         return  # a rollout would only show the same again
     with findings.catching("the environment"):
@@ -148,33 +160,45 @@ def _spaces(env: Env, node: GymEnvConfig, findings: _Findings) -> None:
         findings.fault(str(error))
 
 
-def _close_look(env: Env, config: EnvCheckConfig, findings: _Findings) -> None:
-    """Steps one environment with random actions and looks at everything it answers."""
+def _close_look(env: Env, name: str, config: EnvCheckConfig, findings: _Findings) -> None:
+    """Steps one environment with random actions and looks at everything it answers.
+
+    Raises:
+        EnvironmentFault: the answer breaks Gymnasium's contract, or there is none.
+    """
     import numpy as np
 
+    space = env.observation_space
     first, _ = env.reset(seed=config.seed)
     findings.row("an observation", _shown(first))
+    casts = list(_casts(space, first))
+    if casts:
+        findings.row("  cast", "\n".join(casts))
     env.action_space.seed(config.seed)
     findings.row("an action", _shown(env.action_space.sample()))
     again, _ = env.reset(seed=config.seed)
     if not _equal(first, again):
         findings.fault(
-            "the same seed gives different first observations. Draw from self.np_random, and call super().reset(seed=seed)"
+            f"{name}: the same seed gives different first observations. Draw from self.np_random, and call super().reset(seed=seed)"
         )
     observation, rewards, ended = again, [], 0
     for step in range(min(config.steps, _CLOSE_LOOK)):
-        if not env.observation_space.contains(observation):
+        if not _finite(observation):
             findings.fault(
-                f"the observation at step {step} is not in its space: {_shown(observation)}. {_why(env, observation)}"
+                f"{name}: the observation at step {step} is not finite: {_shown(observation)}. Look for what divides by 0 or overflows"
             )
             break
-        if not _finite(observation):
-            findings.fault(f"the observation at step {step} is not finite: {_shown(observation)}")
+        outside = _outside(space, observation)
+        if outside or not space.contains(_cast(space, observation)):
+            findings.fault(
+                f"{name}: the observation at step {step} is not in its space: {_shown(observation)}. "
+                f"{outside}Widen observation_space, or clip what is observed"
+            )
             break
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
         rewards.append(float(reward))
         if not np.isfinite(rewards[-1]):
-            findings.fault(f"the reward at step {step} is {reward}")
+            findings.fault(f"{name}: the reward at step {step} is {reward}. Look for what divides by 0 or overflows")
             break
         if terminated or truncated:
             ended += 1
@@ -185,17 +209,72 @@ def _close_look(env: Env, config: EnvCheckConfig, findings: _Findings) -> None:
         )
 
 
-def _specs_check(env: Env, findings: _Findings) -> str:
+def _specs_check(env: Env, name: str, findings: _Findings) -> str:
+    """What became of TorchRL's check.
+
+    Raises:
+        EnvironmentFault: the environment broke its contract meanwhile.
+    """
+    import numpy as np
+    from gymnasium.spaces import Box
+    from gymnasium.wrappers import TransformAction
     from torchrl.envs import GymWrapper
     from torchrl.envs.utils import check_env_specs
 
+    if isinstance(env.action_space, Box) and env.action_space.shape == ():
+        # TorchRL would hand over one number in an array of shape (1,).
+        env = TransformAction(env, lambda action: np.reshape(action, ()), env.action_space)
+    # TorchRL has no specs for some spaces that rltool does take, such as a Tuple of unlike parts.
+    impossible = "not possible, TorchRL has no specs for these spaces"
     try:
-        check_env_specs(GymWrapper(env), seed=0)
+        wrapped = GymWrapper(env)
+    except RltoolError:
+        raise
+    except Exception as error:
+        return f"{impossible}: {_one_line(error)}"
+    try:
+        check_env_specs(wrapped, seed=0)
+    except RltoolError:
+        raise
+    except NotImplementedError:
+        return impossible
     except Exception as error:  # the check raises whatever TorchRL or the environment raises
-        text = " ".join(str(error).split())
-        findings.fault(f"TorchRL's check_env_specs: {type(error).__name__}: {text[:300]}")
+        findings.fault(f"{name}: TorchRL's check_env_specs: {type(error).__name__}: {_one_line(error)[:300]}")
         return "failed"
     return "check_env_specs passed"
+
+
+def _gymnasiums_check(config: EnvCheckConfig, node: GymEnvConfig, name: str, findings: _Findings) -> str:
+    """What became of Gymnasium's check of a fresh environment, without wrappers, as the checker wants it."""
+    from gymnasium.utils.env_checker import check_env
+
+    from rltool.envs import single_env
+
+    made = single_env(node, 0)
+    try:
+        made.unwrapped.action_space.seed(config.seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                # Rendering would open windows, and training needs none.
+                check_env(made.unwrapped, skip_render_check=True)
+                failed = False
+            except Exception as error:
+                if not Path(traceback.extract_tb(error.__traceback__)[-1].filename).name.endswith("env_checker.py"):
+                    raise  # the environment's own code
+                findings.fault(f"{name}: Gymnasium's check_env: {_one_line(error)}")
+                failed = True
+    finally:
+        with suppress(Exception):
+            made.close()
+    # Its logger colours them; what other libraries warn of in the meantime is not about the environment.
+    texts = [re.sub(r"\x1b\[\d+m", "", str(warning.message)) for warning in caught]
+    findings.warnings += dict.fromkeys(text.removeprefix("WARN: ") for text in texts if text.startswith("WARN: "))
+    return "failed" if failed else "check_env passed"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _rollout(env: GymVectorEnv, config: EnvCheckConfig) -> str:
@@ -256,6 +335,8 @@ def _torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig, findings: _Findings
             f"{batch.numel():,} steps, rewards {reward.min():g} … {reward.max():g}, {int(batch['next', 'done'].sum())} episodes ended",
         )
         env.close()
+    if config.check == "full":
+        findings.row("Gymnasium's check", "is for Gymnasium environments")
 
 
 def _shown(value: object) -> str:
@@ -274,23 +355,51 @@ def _shown(value: object) -> str:
     return np.array2string(array, precision=3, suppress_small=True, max_line_width=70)
 
 
-def _why(env: Env, observation: object) -> str:
-    """Why a Box does not contain an observation; nothing for other spaces."""
+def _parts(space: Space, value: object, name: str = "") -> Iterator[tuple[str, Box, NDArray[Any]]]:
+    """The Box parts of an observation: where each lies, its space and its numbers."""
     import numpy as np
-    from gymnasium.spaces import Box
+    from gymnasium import spaces
 
-    space = env.observation_space
-    if not isinstance(space, Box) or not isinstance(observation, np.ndarray):
-        return ""
-    if observation.shape != space.shape:
-        return f"Its shape is {observation.shape}, the space's {space.shape}"
-    if not np.can_cast(observation.dtype, space.dtype):
-        return f"Its type is {observation.dtype}, the space's {space.dtype}"
-    outside = np.argwhere((observation < space.low) | (observation > space.high))
-    if not len(outside):
-        return ""
-    at = tuple(int(index) for index in outside[0])
-    return f"At {list(at)} it is {observation[at]:g}, the bounds are {space.low[at]:g} … {space.high[at]:g}"
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _parts(part, cast("Any", value)[key], f"{name}.{key}".removeprefix("."))
+    elif isinstance(space, spaces.Box):
+        yield name, space, np.asarray(value)
+
+
+def _casts(space: Space, observation: object) -> Iterator[str]:
+    """The parts of an observation that have another type than their space."""
+    for name, box, numbers in _parts(space, observation):
+        if numbers.dtype != box.dtype:
+            what = f"{name} from {numbers.dtype} to the {box.dtype} of its space".lstrip()
+            yield f"{what}: fine here, wrong to Gymnasium's check"
+
+
+def _cast(space: Space, observation: object) -> object:
+    """An observation with every part in the type of its space."""
+    import numpy as np
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return {key: _cast(part, cast("Any", observation)[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_cast(part, cast("Any", observation)[index]) for index, part in enumerate(space.spaces))
+    return np.asarray(observation, space.dtype) if isinstance(space, spaces.Box) else observation
+
+
+def _outside(space: Space, observation: object) -> str:
+    """The first number of an observation that is beyond its bounds, as a sentence; empty where it is none of a Box."""
+    import numpy as np
+
+    for name, box, found in _parts(space, observation):
+        # Rounding to the type of the space may bring a number back onto its bound; whole numbers would wrap around.
+        numbers = found.astype(box.dtype) if np.issubdtype(box.dtype, np.floating) else found
+        for at in np.argwhere((numbers < box.low) | (numbers > box.high)):
+            index = tuple(int(part) for part in at)
+            where = f"At {name}{list(index)} it" if index else f"{name or 'It'}"
+            return f"{where} is {numbers[index]:g}, the bounds are {box.low[index]:g} … {box.high[index]:g}. "
+    return ""
 
 
 def _finite(value: object) -> bool:
