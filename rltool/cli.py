@@ -28,6 +28,7 @@ COMMANDS = {
     "list": "the environments, algorithms and other options there are",
     "config": "the resolved configuration, and where each value came from",
     "env": "look at an environment: spaces, a random rollout, what is wrong with it",
+    "init": "a small project to start from: an environment and a network of your own",
 }
 # The options of each command; shell completion offers them.
 OPTIONS = {
@@ -36,6 +37,7 @@ OPTIONS = {
     "list": ("--help", "--config-dir"),
     "config": ("--help", "--config-dir", "--json", "--yaml"),
     "env": ("--help", "--config-dir"),
+    "init": ("--help",),
 }
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -199,7 +201,7 @@ def parse(command: str, words: Sequence[str]) -> Options:
     parser = _Parser(prog=f"rltool {command}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
-    if command != "eval":
+    if "--config-dir" in OPTIONS[command]:
         parser.add_argument("-cd", "--config-dir", type=Path)
     if command == "train":
         parser.add_argument("-m", "--multirun", action="store_true")

@@ -15,7 +15,7 @@ from rltool.composition import VERSION_BASE
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 
-# The primary config whose keys a command takes.
+# The primary config whose keys a command takes; the others take words of their own.
 _PRIMARY = {"train": "train", "config": "train", "eval": "eval", "env": "env"}
 _USAGE = "Give install=bash, uninstall=bash (zsh reads the same script through bashcompinit) or install=fish"
 
@@ -61,6 +61,8 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
         return
     options = parse(command, rest)
     files = options.files()
+    if command == "init":
+        return  # a name that is not there yet
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))
         return

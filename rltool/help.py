@@ -44,6 +44,7 @@ _EXAMPLES = {
         ("rltool env env=gym env.id=my_module:MyEnv-v0", "before you train on it"),
         ("rltool env env=gym env.id=my_module:MyEnv-v0 check=full", "Gymnasium's own check too"),
     ),
+    "init": (("rltool init my_project", "then read my_project/README.md"),),
 }
 _USAGE = {
     "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
@@ -51,6 +52,7 @@ _USAGE = {
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
+    "init": "rltool init NAME",
 }
 _ABOUT = {
     "train": "Trains an agent. What it does is one configuration: an option chosen from each group and any key changed on "
@@ -62,6 +64,8 @@ _ABOUT = {
     "Trains nothing.",
     "env": "Makes an environment and looks at it: observation and action spaces, a sample of each, TorchRL's check of its "
     "specs, a short random rollout, and what is wrong if anything is.",
+    "init": "Writes a small project that works as it stands into a new directory NAME: an environment and a network of your "
+    "own in a Python package NAME, config files, tests, and a README whose commands can be typed as they are.",
 }
 _OPTIONS = {
     "--multirun": ("-m, --multirun", "run every combination of values separated by commas: seed=0,1,2"),

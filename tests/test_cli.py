@@ -185,6 +185,7 @@ def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -
         ["train", "algo=pp0"],
         ["eval", "episodes=0"],
         ["env", "env=cartpol"],
+        ["init"],
         ["lst"],
         ["-sc", "install=bash"],
     ]
@@ -697,7 +698,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rltool ", "train eval list config env"),
+        ("rltool ", "train eval list config env init"),
         ("rltool tr", "train"),
         ("rltool train algo=", "algo=dqn algo=ppo"),
         ("rltool train -m seed=1,2 env=cart", "env=cartpole"),
@@ -708,6 +709,8 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool eval che", "checkpoint="),
         ("rltool env env=pend", "env=pendulum"),
         ("rltool env env=cartpole che", "check="),
+        ("rltool init ", ""),
+        ("rltool init --", "--help"),
     ],
 )
 def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:

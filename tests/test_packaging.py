@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from rltool.commands.init import TEMPLATE_NAME, project
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -40,7 +42,8 @@ def test_the_wheel_holds_the_config_files_and_nothing_foreign(built: Path) -> No
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {f"rltool/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "rltool").rglob("*.py")}
-    assert shipped | modules <= names
+    template = {f"rltool/templates/project/{path.as_posix()}" for path in project(TEMPLATE_NAME)}
+    assert shipped | modules | template <= names
     assert {name.split("/")[0] for name in names} == {"rltool", f"rltool-{metadata_version(built)}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -54,6 +57,7 @@ def test_the_sdist_can_be_tested(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert "rltool/templates/project/README.md" in names
     assert {"conf/train.yaml", "rltool/cli.py", "tests/test_packaging.py", "constraints.txt", "LICENSE"} <= names
 
 
@@ -81,6 +85,8 @@ def test_an_installed_wheel_works_from_another_directory(built: Path, tmp_path: 
     assert Path(conf.strip()) == site / "rltool" / "conf"
     assert _run(str(python), "-m", "rltool", "--version", cwd=elsewhere, env=env).startswith("rltool ")
     assert not list(elsewhere.iterdir())
+    assert "arm/envs.py" in _run(rltool, "init", "arm", cwd=elsewhere, env=env)
+    assert "point" in _run(rltool, "list", "envs", "--config-dir", "conf", cwd=elsewhere / "arm", env=env)
 
 
 def constraints() -> dict[str, str]:

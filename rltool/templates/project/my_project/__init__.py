@@ -1,0 +1,1 @@
+"""An environment and a network, trained by rltool."""
