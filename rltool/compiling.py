@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Literal, ParamSpec, TypeVar
@@ -77,7 +78,9 @@ class _Compiled(Generic[Args, Result]):
             self._call = torch.compile(self._eager, fullgraph=True, dynamic=False)
         try:
             # A private, process-wide flag: on only while our own graph is traced, so that the graph holds its gradient.
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
+            with torch._dynamo.config.patch(trace_autograd_ops=True), warnings.catch_warnings():
+                # About TensorDict's own bookkeeping, which our graphs do not need.
+                warnings.filterwarnings("ignore", message=".*inside a compiled graph")
                 return self._call(*args, **kwargs)
         except Exception as error:  # whatever a compiler raises, training can go on without it
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

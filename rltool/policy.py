@@ -46,9 +46,6 @@ class LoadedPolicy:
         self._device = resolve_device(device)
         config = self.header.config
         tree = cast("dict[str, dict[str, object]]", config)
-        # Acting needs no experience: a replay buffer of one row stands in for the one that training had.
-        if tree["buffer"].get("kind") in ("replay", "prioritized"):
-            tree = {**tree, "buffer": {"kind": "replay", "size": 1, "storage": "memory"}}
         try:
             nodes = {group: load_node(group, tree[group]) for group in ("algo", "network", "optim", "buffer")}
         except ConfigError as error:
@@ -60,7 +57,7 @@ class LoadedPolicy:
             num_envs=int(cast("int", tree["env"]["num_envs"])),
             network=cast("NetworkConfig", nodes["network"]),
             optim=cast("OptimConfig", nodes["optim"]),
-            buffer=cast("BufferConfig", nodes["buffer"]),
+            buffer=cast("BufferConfig", nodes["buffer"]).for_acting(),
             device=self._device,
             budget=self.header.state.budget,
             seed=0,

@@ -430,6 +430,10 @@ class BufferConfig(Schema):
             ConfigError: it is not; says what to install.
         """
 
+    def for_acting(self) -> BufferConfig:
+        """The buffer of a policy that does not learn: one that needs no room."""
+        return self
+
 
 @register("buffer", "rollout", builder="rltool.buffers:RolloutBuffer")
 class RolloutBufferConfig(BufferConfig):
@@ -443,6 +447,9 @@ class _Stored(BufferConfig):
     storage: Literal["memory", "memmap"] = Field(
         description="memory, or files mapped into memory for buffers larger than it"
     )
+
+    def for_acting(self) -> BufferConfig:
+        return ReplayBufferConfig(kind="replay", size=1, storage="memory")
 
 
 @register("buffer", "replay", builder="rltool.buffers:ReplayBuffer")
