@@ -222,7 +222,7 @@ def test_buffer_keeps_the_newest_and_saves_them_oldest_first() -> None:
     assert torch.equal(state["data.next.reward"].flatten(), torch.arange(500.0, 1500.0))
     other = dqn("env.num_envs=1", "buffer.size=1000", "algo.learning_starts=10")
     other.buffer.load_state_dict(state)
-    assert torch.equal(other.buffer.state_dict()["data.observation"], state["data.observation"])
+    assert torch.equal(other.buffer.state_dict()["frame.observation"], state["frame.observation"])
 
 
 def test_saved_buffer_is_as_large_as_what_it_holds() -> None:
@@ -254,7 +254,7 @@ def prioritised(alpha: float, beta: float) -> tuple[DQN, Tensor]:
     )
     algorithm.buffer.extend(batch(1, 10, algorithm.actions))
     priority = torch.arange(1.0, 11.0)
-    algorithm.buffer._buffer.update_priority(torch.arange(10), priority)
+    algorithm.buffer._sampler.update_priority(torch.arange(10), priority)
     return algorithm, priority
 
 
@@ -317,8 +317,9 @@ def test_beta_is_annealed_by_frames() -> None:
     algorithm = dqn("buffer=prioritized", "total_frames=1000", "buffer.beta={start: 0.4, end: 1.0, frames: null}")
     assert algorithm.buffer.set_beta(0, 1000) == pytest.approx(0.4)
     assert algorithm.buffer.set_beta(500, 1000) == pytest.approx(0.7)
+    algorithm.buffer.extend(batch(2, 10, algorithm.actions))  # which makes the sampler
     assert algorithm.buffer._sampler.beta == pytest.approx(0.7)
-    assert algorithm.buffer.set_beta(2000, 1000) == pytest.approx(1.0)
+    assert algorithm.buffer.set_beta(2000, 1000) == algorithm.buffer._sampler.beta == pytest.approx(1.0)
 
 
 def test_priorities_survive_saving() -> None:

@@ -248,7 +248,7 @@ def test_an_environment_that_draws_from_the_global_generator_goes_on_in_its_stre
     rltool.train(f"resume={tmp_path}", "total_frames=140")
     restore_random_state(state)
     expected = [np.random.normal() for _ in range(2)]
-    rows = tensors(tmp_path, "buffer-140.safetensors")["data.observation"]
+    rows = tensors(tmp_path, "buffer-140.safetensors")["frame.observation"]
     np.testing.assert_array_equal(rows[100:102, 0], np.float32(expected))
 
 
