@@ -19,11 +19,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-# task: environment, algorithm, return from which it counts as solved (Gymnasium's reward_threshold)
+# task: environment, algorithm, return from which it counts as solved (Gymnasium's reward_threshold; Pendulum has none:
+# what the best published policies reach less one standard error; MiniGrid: 1 is the shortest way in no time)
 TASKS = {
     "cartpole-dqn": ("cartpole", "dqn", 475.0),
     "cartpole-ppo": ("cartpole", "ppo", 475.0),
     "inverted_double_pendulum-ppo": ("inverted_double_pendulum", "ppo", 9100.0),
+    "pendulum-sac": ("pendulum", "sac", -180.0),
+    "lunar_lander-dqn": ("lunar_lander", "dqn", 200.0),
+    "lunar_lander-ppo": ("lunar_lander", "ppo", 200.0),
+    "minigrid-ppo": ("minigrid", "ppo", 0.95),
 }
 EPISODES = 100
 
@@ -66,10 +71,11 @@ def table(rows: dict[str, dict[int, dict[str, float]]]) -> str:
             cells = [f"{row[w]:.1f} ({row[f'{w}_low']:.1f} to {row[f'{w}_high']:.1f})" for w in ("best", "last")]
             lines.append(f"| {task} | {seed} | {row['frames']:,} | {row['seconds']:.0f} | {' | '.join(cells)} |")
         solved = sum(row["best"] >= threshold for row in seeds.values())
-        kept = sum(row["last"] >= 0.95 * threshold for row in seeds.values())
+        nearly = threshold - 0.05 * abs(threshold)
+        kept = sum(row["last"] >= nearly for row in seeds.values())
         lines.append(
             f"| **{task}** | {len(seeds)} seeds | | | **{solved} of {len(seeds)} ≥ {threshold:g}** "
-            f"| {kept} of {len(seeds)} ≥ {0.95 * threshold:g} (95 %) |"
+            f"| {kept} of {len(seeds)} ≥ {nearly:g} (within 5 %) |"
         )
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import math
 from typing import cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -103,7 +103,8 @@ class SAC(Algorithm):
         # Filled in at first use, which would make a compiled graph compile again.
         self.loss.in_keys, self.loss.target_entropy  # noqa: B018
         self._updater = soft_update(self.loss, config.tau, run.note)
-        self.critic = nn.ModuleDict({"both": self.loss.qvalue_network_params})
+        # Each tensor holds both critics', one behind the other.
+        self.critic = TensorDictParams(self.loss.qvalue_network_params.get("module"), no_convert=True)
         self.target = TargetNetwork(
             self.critic, self.loss.qvalue_network_params, self.loss.target_qvalue_network_params
         )
