@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rltool.vectorized import GymVectorEnv
     from rltool.evaluation import Evaluator
+    from rltool.vectorized import GymVectorEnv
 
 # As a run does it: small networks gain nothing from a second thread, and lose much where another process has the core.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -18,11 +18,11 @@ from rltool.actions import ActionSpec
 from rltool.collect import Collector, TensorLeaves
 from rltool.composition import read_overrides
 from rltool.configfiles import ConfigFiles
-from rltool.vectorized import GymVectorEnv
 from rltool.launch import check_jobs
 from rltool.schema import GymEnvConfig, RunConfig
 from rltool.seeding import Stream, generator
 from rltool.training import train
+from rltool.vectorized import GymVectorEnv
 
 Result = tuple[Any, ...]
 
@@ -47,13 +47,30 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     ),
     "tuple": spaces.Tuple((spaces.Discrete(3), _box(-1, 1, (2,)))),
     "image": _box(0, 255, (8, 8, 3), np.uint8),
+    "camera": _box(0, 255, (36, 40, 3), np.uint8),
+    "several": spaces.MultiDiscrete([2, 4], start=[0, 3]),
+    "bits": spaces.MultiBinary([2, 2]),
+    "all": spaces.Dict(
+        {
+            "bits": spaces.MultiBinary(3),
+            "camera": _box(0, 255, (36, 40), np.uint8),
+            "inner": spaces.Dict({"c": spaces.Discrete(3, start=1), "x": _box(-1, 1, (2,))}),
+            "several": spaces.MultiDiscrete([2, 4]),
+        }
+    ),
+    "text": spaces.Text(3),
 }
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(2),
     "start": spaces.Discrete(3, start=-1),
+    "three": spaces.Discrete(3),
     "box": spaces.Box(np.array([0, -3], np.float32), np.array([1, 5], np.float32)),
     "scalar": _box(-1, 1, ()),
-    "multi": spaces.MultiDiscrete([2, 3]),
+    "multi": spaces.MultiDiscrete([2, 3], start=[0, -1]),
+    "matrix": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "pair": spaces.MultiDiscrete([3, 3]),
+    "bits": spaces.MultiBinary(4),
+    "whole": _box(0, 9, (2,), np.int64),
 }
 # What a faulty environment makes of the right answer to a step.
 FAULTS: dict[str, Callable[..., Result]] = {
@@ -61,6 +78,7 @@ FAULTS: dict[str, Callable[..., Result]] = {
     "observation of text": lambda obs, *rest: (np.array(["left"]), *rest),
     "observation without a key": lambda obs, *rest: ({"a": obs["a"], "c": obs["c"]}, *rest),
     "observation out of range": lambda obs, *rest: (np.int64(9), *rest),
+    "category out of range": lambda obs, *rest: (np.array([1, 7]), *rest),
     "observation NaN": lambda obs, *rest: (np.full_like(obs, np.nan), *rest),
     "reward None": lambda obs, reward, *rest: (obs, None, *rest),
     "reward of two": lambda obs, reward, *rest: (obs, np.array([1.0, 2.0]), *rest),
@@ -121,6 +139,16 @@ class Probe(gym.Env[Any, Any]):
                 return {"a": {"b": inner}, "a_b": outer, "c": np.int64(1 + self.t % 3)}
             case "tuple":
                 return np.int64(self.t % 3), np.array([0, 1], np.float32)
+            case "image" | "camera":
+                return np.full(self.observation_space.shape, self.t, np.uint8)
+            case "several":
+                return np.array([self.t % 2, 3 + self.t % 4])
+            case "bits":
+                return np.array([[self.t & 1, self.t >> 1 & 1], [1, 0]], np.int8)
+            case "all":
+                camera, inner = np.full((36, 40), self.t, np.uint8), {"c": np.int64(1 + self.t % 3), "x": np.zeros(2)}
+                bits, several = np.array([1, 0, self.t & 1], np.int8), np.array([self.t % 2, self.t % 4])
+                return {"bits": bits, "camera": camera, "inner": inner, "several": several}
             case _:
                 return np.array([1], np.float32)
 
@@ -157,6 +185,76 @@ class Probe(gym.Env[Any, Any]):
         return FAULTS[self.fault](*result)
 
 
+class Masked(Probe):
+    """Forbids the action ``t`` modulo their number, at step t, and refuses to be given it.
+
+    Args:
+        where: where the mask is found: ``info``, ``method``, ``key`` (entry ``action_mask``) or ``nested`` (entry
+            ``legal.now``), or several, joined by ``+``. As an entry, equal choices have a row each.
+        last: what the mask of a terminal state is: ``mask`` (as of any other), ``empty`` (nothing is valid), ``none``
+            (none is given).
+        give: turns the mask into what is given.
+        changes: of :class:`Probe`.
+    """
+
+    def __init__(
+        self,
+        where: str = "info",
+        last: str = "mask",
+        give: Callable[[Any], object] | None = None,
+        actions: str = "three",
+        **changes: Any,
+    ) -> None:
+        super().__init__(actions=actions, **changes)
+        self.where, self.last, self.give = where.split("+"), last, give or (lambda mask: mask)
+        self.sizes = getattr(self.action_space, "nvec", np.array([getattr(self.action_space, "n", 0)])).reshape(-1)
+        size = int(self.sizes.sum())
+        parts: dict[str, spaces.Space[Any]] = {"seen": self.observation_space}
+        if "key" in self.where:
+            even = len(self.sizes) > 1 and (self.sizes == self.sizes[0]).all()
+            self.rows = (len(self.sizes), int(self.sizes[0])) if even else (size,)
+            parts["action_mask"] = spaces.MultiBinary(self.rows)
+        if "nested" in self.where:
+            parts["legal"] = spaces.Dict({"now": _box(0, 1, (size,), np.int8), "ever": _box(-1, 1, (1,))})
+        if len(parts) > 1:
+            self.observation_space = spaces.Dict(parts)
+        if "method" in self.where:
+            self.action_masks = lambda: self.give(self.mask())
+
+    def mask(self) -> Any:
+        parts = [np.arange(size) != self.t % size for size in self.sizes]
+        over = self.t == self.n and self.end == "term"
+        return np.concatenate(parts).astype(np.int8) * (0 if over and self.last == "empty" else 1)
+
+    def observe(self) -> Any:
+        seen = super().observe()
+        if not isinstance(self.observation_space, spaces.Dict):
+            return seen
+        found = self.observation_space.spaces
+        result = {"seen": seen}
+        if "action_mask" in found:
+            result["action_mask"] = self.mask().reshape(self.rows)
+        if "legal" in found:
+            result["legal"] = {"now": self.mask(), "ever": np.zeros(1, np.float32)}
+        return result
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, self.told(info)
+
+    def step(self, action: object) -> Any:
+        chosen = np.asarray(action).reshape(-1) - np.asarray(getattr(self.action_space, "start", 0)).reshape(-1)
+        assert (chosen != self.t % self.sizes).all(), f"{action!r} is not valid at step {self.t}"
+        *rest, info = super().step(action)
+        return *rest, self.told(info)
+
+    def told(self, info: dict[str, object]) -> dict[str, object]:
+        over = self.t == self.n and self.end == "term"
+        if "info" not in self.where or (over and self.last == "none"):
+            return info
+        return info | {"action_mask": self.give(self.mask())}
+
+
 class OldReset(Probe):
     """Gives no info on reset, as before Gymnasium."""
 
@@ -184,6 +282,7 @@ class Bonus(gym.Wrapper[Any, Any, Any, Any]):
 
 
 gym.register("Probe-v0", entry_point=Probe)
+gym.register("Masked-v0", entry_point=Masked)
 gym.register("Goal-v0", entry_point=Probe, reward_threshold=5.0)
 gym.register("OldReset-v0", entry_point=OldReset)
 gym.register("OldSeed-v0", entry_point=OldSeed)
@@ -194,7 +293,7 @@ def gym_config(
     *,
     num_envs: int = 1,
     backend: str = "sync",
-    wrappers: Sequence[Mapping[str, object]] = (),
+    wrappers: Sequence[Mapping[str, object] | str] = (),
     max_episode_steps: int | None = None,
     observation_keys: Sequence[str] | None = None,
     action_mask: str = "auto",
@@ -274,6 +373,13 @@ TINY = {
         "algo.updates_per_frame=0.1",
         "algo.target_interval=100",
         "algo.epsilon.frames=1000",
+        "buffer.size=10_000",
+    ),
+    "sac": (
+        "algo.frames_per_batch=20",
+        "algo.minibatch_size=16",
+        "algo.warmup_frames=60",
+        "algo.updates_per_frame=0.1",
         "buffer.size=10_000",
     ),
 }

@@ -125,8 +125,60 @@ def test_discrete_actions_begin_at_the_space_s_start(space: spaces.Discrete, exp
 
 
 @pytest.mark.parametrize(
-    "space", [*BOXES.values(), spaces.Discrete(4), spaces.Discrete(3, start=-1)], ids=lambda space: str(space)[:30]
+    ("space", "action", "expected"),
+    [
+        (spaces.MultiDiscrete([5, 5]), [4, 0], [4, 0]),
+        (spaces.MultiDiscrete([2, 3], start=[-1, 7], dtype=np.int32), [1, 2], [0, 9]),
+        (spaces.MultiDiscrete([[2], [4]], start=[[0], [10]]), [1, 3], [[1], [13]]),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), [1, 2, 3, 4], [[1, 2], [3, 4]]),
+        (spaces.MultiBinary(4), [0, 1, 1, 0], [0, 1, 1, 0]),
+        (spaces.MultiBinary([2, 2]), [0, 1, 1, 1], [[0, 1], [1, 1]]),
+    ],
+    ids=str,
 )
+def test_several_choices_at_once_in_the_space_s_shape_and_start(
+    space: spaces.Space[Any], action: list[int], expected: list[Any]
+) -> None:
+    spec = action_spec(space, "Env-v0")
+    assert spec.policy_shape == (len(action),)
+    result = spec.to_env(np.array([action, action]))
+    assert (result.tolist(), result.dtype) == ([expected, expected], space.dtype)
+    assert space.contains(result[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [
+        (spaces.MultiDiscrete([2, 3], start=[-1, 7]), 5),
+        (spaces.MultiDiscrete([[2], [4]]), 6),
+        (spaces.MultiBinary([2, 2]), 8),
+    ],
+    ids=str,
+)
+def test_random_choices_are_even_and_apart(space: spaces.Space[Any], size: int) -> None:
+    """Each option of each choice as often as the others, and as often whatever the other choice is."""
+    spec = action_spec(space, "Env-v0")
+    assert spec.size == size
+    actions = spec.random(6000, torch.Generator().manual_seed(0))
+    assert (actions.shape, actions.dtype) == ((6000, len(spec.nvec)), torch.int64)
+    for column, count in zip(actions.T, spec.nvec, strict=True):
+        np.testing.assert_allclose(np.bincount(column, minlength=count) / 6000, [1 / count] * count, atol=0.03)
+    pairs = actions[:, 0] * spec.nvec[1] + actions[:, 1]
+    both = spec.nvec[0] * spec.nvec[1]
+    np.testing.assert_allclose(np.bincount(pairs, minlength=both) / 6000, [1 / both] * both, atol=0.03)
+    assert all(space.contains(action) for action in spec.to_env(actions[:100].numpy()))
+
+
+CHOICES: list[spaces.Space[Any]] = [
+    spaces.Discrete(4),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([2, 3], start=[-1, 7]),
+    spaces.MultiDiscrete([[2], [4]]),
+    spaces.MultiBinary([2, 2]),
+]
+
+
+@pytest.mark.parametrize("space", [*BOXES.values(), *CHOICES], ids=lambda space: str(space)[:30])
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
 def test_specs_survive_json(space: spaces.Space[Any], squash: Any) -> None:
     spec = replace(action_spec(space, "Env-v0"), squash=squash)
@@ -144,7 +196,13 @@ def test_specs_survive_json(space: spaces.Space[Any], squash: Any) -> None:
         {"high": ["up", "down"]},
         {"dtype": "object"},
         {"dtype": "int64"},
-        {"kind": "discrete", "shape": [], "low": [], "high": [], "n": 0, "dtype": "int64"},
+        {"kind": "discrete", "shape": [], "low": [], "high": [], "nvec": [0], "start": [0], "dtype": "int64"},
+        {"kind": "discrete", "shape": [1], "low": [], "high": [], "nvec": [3], "start": [0], "dtype": "int64"},
+        {"kind": "multi_discrete", "low": [], "high": [], "nvec": [2], "start": [0], "dtype": "int64"},
+        {"kind": "multi_discrete", "low": [], "high": [], "nvec": [2, 2], "start": [0], "dtype": "int64"},
+        {"kind": "multi_discrete", "low": [], "high": [], "nvec": [2, -2], "start": [0, 0], "dtype": "int64"},
+        {"kind": "multi_binary", "low": [], "high": [], "nvec": [2, 2], "start": [0, 0]},
+        {"nvec": [2, 2], "start": [0, 0]},
     ],
 )
 def test_json_of_another_kind_is_refused(change: dict[str, Any]) -> None:
@@ -156,13 +214,13 @@ def test_json_of_another_kind_is_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.MultiDiscrete([5, 5]),
-        spaces.MultiDiscrete([[2], [2]]),
-        spaces.MultiBinary(4),
-        spaces.MultiBinary([2, 2]),
         spaces.Box(0, 9, (2,), np.int64),
+        spaces.Box(-1, 1, (0,), np.float32),
         spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
         spaces.Dict({"a": spaces.Discrete(2)}),
+        spaces.Text(3),
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Graph(spaces.Discrete(2), None),
     ],
     ids=str,
 )
@@ -187,5 +245,8 @@ def test_random_actions_fill_bounded_dimensions_evenly_and_others_normally() -> 
 
 def test_in_words() -> None:
     assert str(action_spec(spaces.Discrete(4), "Env-v0")) == "Discrete(4)"
+    assert str(action_spec(spaces.MultiDiscrete([[2], [4]]), "Env-v0")) == "MultiDiscrete([[2], [4]])"
+    assert str(action_spec(spaces.MultiBinary(4), "Env-v0")) == "MultiBinary(4)"
+    assert str(action_spec(spaces.MultiBinary([2, 2]), "Env-v0")) == "MultiBinary([2, 2])"
     assert str(action_spec(BOXES["symmetric"], "Env-v0")) == "Box(2,) from -2 to 2"
     assert str(action_spec(BOXES["asymmetric"], "Env-v0")) == "Box(2,) from [0, -3] to [1, 5]"

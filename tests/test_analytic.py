@@ -188,5 +188,5 @@ def test_choices(algo: str, name: str) -> None:
     chosen = algorithm.policy({("observation",): observations})
     assert chosen.tolist() == list(best.values())
     if isinstance(algorithm, PPO):
-        probability = algorithm.actor.distribution(observations).log_prob(chosen).exp().detach()
+        probability = algorithm.actor.distribution({"observation": observations}).log_prob(chosen).exp().detach()
         assert float(probability.min()) > 0.9

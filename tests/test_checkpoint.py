@@ -269,8 +269,10 @@ def test_a_later_format_says_so(dqn_run: Path, tmp_path: Path) -> None:
         (("leaves",), [{"key": ["observation"]}]),
         (("leaves",), "observation"),
         (("actions",), None),
-        (("actions", "n"), -2),
-        (("actions", "n"), "two"),
+        (("actions", "nvec"), [-2]),
+        (("actions", "nvec"), "two"),
+        (("actions", "nvec"), [2, 2]),
+        (("actions", "shape"), [1]),
         (("actions", "dtype"), "object"),
         (("surprise",), 1),
     ],
@@ -288,11 +290,11 @@ def test_a_header_of_other_types_is_refused(dqn_run: Path, tmp_path: Path, key: 
         (("config", "algo", "kind"), "os:system", "holds a configuration that is none: algo.kind"),
         (("config", "algo", "gamma"), "__import__('os')", "holds a configuration that is none: algo.gamma"),
         (("config", "network", "hidden"), [10**15], "describes networks that cannot be built"),
-        (("config", "network", "hidden"), [17], "policy.0.0.weight has shape"),
+        (("config", "network", "hidden"), [17], "policy.body.hidden.0.weight has shape"),
         (("config", "algo", "kind"), "ppo", "holds a configuration that is none"),
-        (("actions", "n"), 3, "policy.1.weight has shape"),
-        (("actions", "n"), 10**15, "describes networks that cannot be built"),
-        (("leaves", "shape"), [5], "policy.0.0.weight has shape"),
+        (("actions", "nvec"), [3], "policy.head.weight has shape"),
+        (("actions", "nvec"), [10**15], "describes networks that cannot be built"),
+        (("leaves", "shape"), [5], "policy.body.hidden.0.weight has shape"),
     ],
 )
 def test_a_header_that_does_not_fit_its_tensors_is_refused(
@@ -312,9 +314,9 @@ def test_a_header_that_does_not_fit_its_tensors_is_refused(
 def test_a_missing_tensor_is_named(dqn_run: Path, tmp_path: Path) -> None:
     source = dqn_run / "checkpoints/last.ckpt"
     tensors = safetensors.torch.load_file(source)
-    del tensors["policy.1.bias"]
+    del tensors["policy.head.bias"]
     path = rewritten(source, tmp_path / "thin.ckpt", json.dumps(header_of(source)), tensors)
-    with pytest.raises(CheckpointError, match=r"lacks the tensor policy\.1\.bias"):
+    with pytest.raises(CheckpointError, match=r"lacks the tensor policy\.head\.bias"):
         load_policy(path)
 
 

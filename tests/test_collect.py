@@ -20,9 +20,9 @@ from torchrl.envs import GymWrapper
 from rltool.actions import ActionSpec
 from rltool.collect import RandomExplorer
 from rltool.contract import EnvContract
-from rltool.vectorized import GymVectorEnv
 from rltool.errors import NonFiniteError
 from rltool.spaces import Leaves, flatten
+from rltool.vectorized import GymVectorEnv
 
 OBS = ("observation",)
 MakeVector = Callable[..., GymVectorEnv]

@@ -95,7 +95,7 @@ def check_option(group: str, option: str, composed: Mapping[str, object]) -> Non
     read = FILES.read(group, option)
     assert read.node == node
     assert read.description
-    missing = {"gym": {"id": "CartPole-v1"}, "torchrl": {"entry_point": "a:b"}}
+    missing = {"gym": {"id": "CartPole-v1"}, "torchrl": {"entry_point": "a:b"}, "module": {"entry_point": "a:B"}}
     schema.model_validate({**node, **missing.get(option, {})})
 
 
@@ -219,7 +219,7 @@ def test_a_preset_falls_back_to_the_tuned_file_of_its_kind(tmp_path: Path) -> No
 
 def test_an_algorithm_brings_its_buffer_and_network_and_the_command_line_still_chooses() -> None:
     brought = check(["env=acrobot", "algo=dqn"], FILES).composition.choices
-    assert (brought["buffer"], brought["network"]) == ("replay", "mlp_256")
+    assert (brought["buffer"], brought["network"]) == ("replay", "auto_256")
     job = check(["env=acrobot", "algo=dqn", "network=mlp", "buffer=prioritized"], FILES)
     assert job.config.model_dump()["network"]["hidden"] == [64, 64]
     assert job.config.buffer.kind == "prioritized"
@@ -260,7 +260,14 @@ def test_env_and_algo_can_be_swept_with_tuned_files(tmp_path: Path) -> None:
         ("env.kwargs.a.b=None", "env.kwargs.a.b", None),
         ("env.kwargs={a:[1,{b:true}]}", "env.kwargs.a", [1, {"b": True}]),
         ("+env.kwargs.x=1", "env.kwargs.x", 1),
-        ("env.wrappers=[{name:TimeAwareObservation,kwargs:{}}]", "env.wrappers", [{"name": "TimeAwareObservation", "kwargs": {}}]),
+        ("env.wrappers=[{name:X,kwargs:{a:1}}]", "env.wrappers", [{"name": "X", "kwargs": {"a": 1}, "eval": True}]),
+        ("env.wrappers=[{name:X}]", "env.wrappers", [{"name": "X", "kwargs": {}, "eval": True}]),
+        ("env.wrappers=[X]", "env.wrappers", [{"name": "X", "kwargs": {}, "eval": True}]),
+        ("env.wrappers=[{name:X,eval:false},m:Y]", "env.wrappers", [{"name": "X", "kwargs": {}, "eval": False}, {"name": "m:Y", "kwargs": {}, "eval": True}]),
+        ("env.wrappers=[{name:X,eval:{a:2}}]", "env.wrappers", [{"name": "X", "kwargs": {}, "eval": {"a": 2}}]),
+        ("env.observation_keys=[camera,arm.angles]", "env.observation_keys", ["camera", "arm.angles"]),
+        ("env.action_mask=info", "env.action_mask", "info"),
+        ("network.init=xavier", "network.init", "xavier"),
         ("algo.epsilon.frames=500", "algo.epsilon.frames", 500),
         ("algo.epsilon={start:0.5}", "algo.epsilon.start", 0.5),
         ("device=cuda:1", "device", "cuda:1"),
@@ -297,7 +304,13 @@ def test_values_that_are_taken(typed: str, key: str, value: object) -> None:
         ("network.hidden=64", "network.hidden", "a list [a whole number, 1 or more, …], found 64"),
         ("network.hidden=[64,-1]", "network.hidden.1", "found -1"),
         ("network.activation=reul", "network.activation", "relu"),
-        ("env.wrappers=[{name:X}]", "env.wrappers.0.kwargs", "a value is required"),
+        ("env.wrappers=[{kwargs:{}}]", "env.wrappers.0.name", "a value is required"),
+        ("env.wrappers=[3]", "env.wrappers.0", "found 3"),
+        ("env.action_mask=''", "env.action_mask", "found the text ''"),
+        ("env.observation_keys=camera", "env.observation_keys", "a list"),
+        ("network.init=zeros", "network.init", "one of orthogonal, xavier, default, found 'zeros'"),
+        ("network.cnn.kernels=[8,4]", "network.cnn.kernels", "one for each of the 3 entries of network.cnn.channels, found 2"),
+        ("network.cnn.channels=[]", "network.cnn.channels", "found"),
         ("env.id=???", "env.id", "a value is required. Give env.id=VALUE"),
         ("algo.kind=ppp", "algo.kind", "Did you mean ppo"),
         ("algo.epsilon=0.1", "algo.epsilon", "a mapping {start: …, end: …, frames: …}, found 0.1"),
@@ -440,7 +453,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigFi
     (tmp_path / "broken_plugin.py").write_text("\nraise RuntimeError('no luck')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "_schemas", {group: registry.kinds(group) for group in registry._schemas})
-    yield user_files(tmp_path / "conf", network__wide="# Wide\nkind: wide\nwidth: 5\n")
+    yield user_files(tmp_path / "conf", network__wide="# Wide\nkind: wide\nwidth: 5\ninit: default\nshared: false\n")
     sys.modules.pop("wide_plugin", None)
 
 
@@ -450,7 +463,7 @@ def test_a_plugin_is_imported_before_the_check(plugin: ConfigFiles) -> None:
         check(line.words, plugin)
     assert "plugins" in problems(error)["network.kind"]
     job = check([*line.words, "++plugins=[wide_plugin]"], plugin)
-    assert job.config.model_dump()["network"] == {"kind": "wide", "width": 7}
+    assert job.config.model_dump()["network"] == {"kind": "wide", "init": "default", "shared": False, "width": 7}
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_with_the_others_problems(plugin: ConfigFiles) -> None:

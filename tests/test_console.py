@@ -47,7 +47,16 @@ def config(
         quiet=quiet,
         debug=False,
         env=GymEnvConfig(
-            kind="gym", id="CartPole-v1", num_envs=1, kwargs={}, backend="sync", wrappers=[], max_episode_steps=None
+            kind="gym",
+            id="CartPole-v1",
+            num_envs=1,
+            kwargs={},
+            observation_keys=None,
+            action_mask="auto",
+            transforms=[],
+            backend="sync",
+            wrappers=[],
+            max_episode_steps=None,
         ),
         algo=DQNConfig(
             kind="dqn",
@@ -65,7 +74,7 @@ def config(
             epsilon=Anneal(start=1.0, end=0.1, frames=1000),
             loss_function="l2",
         ),
-        network=MLPConfig(kind="mlp", hidden=[64], activation="relu"),
+        network=MLPConfig(kind="mlp", hidden=[64], activation="relu", layer_norm=False, init="default", shared=False),
         buffer=ReplayBufferConfig(kind="replay", size=1000, storage="memory"),
         optim=AdamConfig(kind="adam", lr=1e-3, schedule="constant", eps=1e-8, betas=[0.9, 0.999]),
         logging=NoLoggingConfig(kind="none", interval=1000),

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import BOX, batch, dqn, run_config, runtime
+from builders import BOX, DISCRETE, batch, dqn, masked_leaves, random_masks, run_config, runtime
 from torch import Tensor, nn
 
+from rltool.actions import ActionSpec
 from rltool.algos.dqn import DQN, STEP_METRICS
+from rltool.choices import best, masked
 from rltool.errors import ConfigError
 from rltool.seeding import Stream, generator
 
 
-def minibatch(rows: int = 6) -> tuple[Tensor, ...]:
+def minibatch(rows: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What :meth:`DQN.gradient` takes: now, following."""
     source = torch.Generator().manual_seed(1)
     features, following = (torch.randn(rows, 4, generator=source) for _ in range(2))
     action = torch.randint(3, (rows,), generator=source)
     reward = 3 * torch.randn(rows, 1, generator=source)
     terminated = torch.tensor([[False], [True], [False], [False], [True], [False]])
     weight = torch.rand(rows, generator=source)
-    return features, action, reward, terminated, following, weight
+    now = {"observation": features, "action": action, "priority_weight": weight}
+    return now, {"observation": following, "reward": reward, "terminated": terminated, "done": terminated}
 
 
-def other_target(algorithm: DQN) -> nn.Module:
+def other_target(algorithm: DQN, actions: ActionSpec = DISCRETE) -> nn.Module:
     """Gives the target weights of its own; returns a network with them."""
     with torch.no_grad():
         for tensor in algorithm.target.state_dict().values():
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2)))
-    twin = dqn()
+    twin = dqn(actions=actions)
     twin.net.load_state_dict(algorithm.target.state_dict())
     return twin.net
 
@@ -39,19 +43,20 @@ def test_loss_and_gradient_are_those_of_the_written_equation(double: bool, huber
         f"algo.double={double}", f"algo.loss_function={'smooth_l1' if huber else 'l2'}", "algo.max_grad_norm=null"
     )
     target = other_target(algorithm)
-    features, action, reward, terminated, following, weight = data = minibatch()
+    now, after = minibatch()
+    action, weight, following = now["action"], now["priority_weight"], after["observation"]
 
-    q = algorithm.net(features).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    q = algorithm.net(now["observation"]).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
         values = target(following)
         chooser = algorithm.net(following) if double else values
-        best = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-        y = reward.squeeze(-1) + 0.99 * (~terminated.squeeze(-1)) * best
+        highest = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        y = after["reward"].squeeze(-1) + 0.99 * (~after["terminated"].squeeze(-1)) * highest
     distance = nn.SmoothL1Loss(reduction="none") if huber else nn.MSELoss(reduction="none")
     loss = (weight * distance(q, y)).mean()
     expected = algorithm.flat.gather(torch.autograd.grad(loss, algorithm.flat.parameters))
 
-    gradient, row, td_error = algorithm.gradient(*data)
+    gradient, row, td_error = algorithm.gradient(now, after)
     torch.testing.assert_close(row[STEP_METRICS.index("train/loss")], loss.detach())
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(td_error, (q - y).abs().detach())
@@ -59,8 +64,11 @@ def test_loss_and_gradient_are_those_of_the_written_equation(double: bool, huber
 
 def test_halved_importance_weights_halve_the_loss() -> None:
     algorithm = dqn("buffer=prioritized")
-    *data, weight = minibatch()
-    whole, half = (algorithm.gradient(*data, factor * weight)[1][0] for factor in (1.0, 0.5))
+    now, after = minibatch()
+    weight = now["priority_weight"]
+    whole, half = (
+        algorithm.gradient({**now, "priority_weight": factor * weight}, after)[1][0] for factor in (1.0, 0.5)
+    )
     torch.testing.assert_close(half, whole / 2)
 
 
@@ -70,7 +78,10 @@ def test_a_time_limit_does_not_cut_the_target() -> None:
     ends = torch.tensor([[False, True, False, False]])
     algorithm.buffer.extend(batch(1, 4, algorithm.actions, truncated=ends))
     (drawn,) = algorithm.buffer.draw(4, 4)
-    assert not bool(algorithm._columns(drawn)[3].any())
+    _, following = algorithm._columns(drawn)
+    assert bool(drawn["next", "done"].any())
+    assert not bool(following["terminated"].any())
+    assert not bool(following["done"].any())
 
 
 def test_continuous_actions_are_refused_by_name() -> None:
@@ -79,12 +90,122 @@ def test_continuous_actions_are_refused_by_name() -> None:
         config.algo.build(run=runtime(config, BOX))
 
 
+# -------------------------------------------------------------------------------------------------------------- masks
+
+FIVE = ActionSpec("discrete", (), "int64", (5,), (0,))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_target_takes_the_best_valid_action_only(double: bool) -> None:
+    """Written out row by row; the last row ended and has no valid action, the one before has a single one."""
+    algorithm = dqn(
+        f"algo.double={double}",
+        "algo.loss_function=l2",
+        "algo.max_grad_norm=null",
+        actions=FIVE,
+        leaves=masked_leaves(FIVE),
+    )
+    target = other_target(algorithm, FIVE)
+    source = torch.Generator().manual_seed(1)
+    now_valid, next_valid = random_masks(FIVE, 6, seed=3), random_masks(FIVE, 6, seed=4)
+    next_valid[4] = torch.tensor([False, False, True, False, False])
+    next_valid[5] = False
+    terminated = torch.tensor([False, False, True, False, False, True]).unsqueeze(-1)
+    action = best(masked(torch.rand(6, 5, generator=source), now_valid), FIVE.nvec)
+    observation, following = (3 * torch.randn(6, 4, generator=source) for _ in range(2))
+    reward, weight = torch.randn(6, 1, generator=source), torch.rand(6, generator=source)
+
+    q = algorithm.net(observation)[torch.arange(6), action]
+    targets, free = [], []
+    with torch.no_grad():
+        values, online = target(following), algorithm.net(following)
+        chooser = online if double else values
+        for row in range(6):
+            valid = next_valid[row].nonzero().flatten().tolist()
+            y = float(reward[row])
+            if not terminated[row]:
+                chosen = max(valid, key=lambda option: float(chooser[row, option]))
+                y += 0.99 * float(values[row, chosen])
+                free.append(int(chooser[row].argmax()) not in valid)
+            targets.append(y)
+    assert any(free), "some row's best action is invalid, or the mask is not tested"
+    loss = (weight * (q - torch.tensor(targets)) ** 2).mean()
+    expected = algorithm.flat.gather(torch.autograd.grad(loss, algorithm.flat.parameters))
+
+    gradient, row_of_metrics, td_error = algorithm.gradient(
+        {"observation": observation, "action_mask": now_valid, "action": action, "priority_weight": weight},
+        {
+            "observation": following,
+            "action_mask": next_valid,
+            "reward": reward,
+            "terminated": terminated,
+            "done": terminated,
+        },
+    )
+    torch.testing.assert_close(td_error, (q.detach() - torch.tensor(targets)).abs(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(row_of_metrics[STEP_METRICS.index("train/loss")], loss.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_stored_and_drawn_keeps_its_masks() -> None:
+    algorithm = dqn("algo.learning_starts=10", "algo.minibatch_size=4", actions=FIVE, leaves=masked_leaves(FIVE))
+    given = batch(2, 10, FIVE, masks=True)
+    metrics = algorithm.update(given, 20)
+    assert bool(metrics["train/loss"].isfinite())
+    (drawn,) = algorithm.buffer.draw(3, 4)
+    now, following = algorithm._columns(drawn)
+    for row in range(12):
+        step, column = divmod(row, 4)
+        found = (given["observation"] == now["observation"][step, column]).all(-1).nonzero()[0].tolist()
+        assert torch.equal(now["action_mask"][step, column], given["action_mask"][found[0], found[1]])
+        assert torch.equal(following["action_mask"][step, column], given["next", "action_mask"][found[0], found[1]])
+
+
+@pytest.mark.parametrize("phase", ["greedy", "epsilon", "warm-up"])
+def test_no_invalid_action_is_ever_taken(phase: str) -> None:
+    algorithm = dqn(
+        "algo.epsilon={start: 0.5, end: 0.5, frames: null}",
+        "algo.normalize_observation=true",
+        "algo.warmup_frames=20",
+        actions=FIVE,
+        leaves=masked_leaves(FIVE),
+    )
+    assert algorithm.warming_up
+    source = torch.Generator().manual_seed(0)
+    valid = random_masks(FIVE, 2000)
+    leaves = {("observation",): torch.randn(2000, 4, generator=source), ("action_mask",): valid}
+    explorer = algorithm.explorer if phase == "warm-up" else algorithm.sampler
+    noise = tuple(part[0] for part in explorer.draw(1, 2000, 0, source))
+    with torch.no_grad():
+        action = algorithm.policy(leaves) if phase == "greedy" else explorer(leaves, noise)
+        values = algorithm.net(leaves["observation",])
+    assert action.shape == (2000,)
+    assert bool(valid.gather(-1, action.unsqueeze(-1)).all())
+    greedy = torch.where(valid, values, -torch.inf).argmax(-1)
+    assert (action == greedy).all() == (phase == "greedy")
+    if phase == "epsilon":
+        # Half the time the best one, else one of the valid ones, each as likely as the others.
+        share = 0.5 + 0.5 * float((1 / valid.sum(-1)).mean())
+        assert float((action == greedy).float().mean()) == pytest.approx(share, abs=0.04)
+
+
+def test_random_actions_are_even_over_the_valid_ones() -> None:
+    algorithm = dqn(
+        "algo.normalize_observation=true", "algo.warmup_frames=20", actions=FIVE, leaves=masked_leaves(FIVE)
+    )
+    valid = torch.tensor([[True, False, True, True, False]]).expand(3000, 5)
+    noise = algorithm.explorer.draw(1, 3000, 0, torch.Generator().manual_seed(0))
+    action = algorithm.explorer({("observation",): torch.zeros(3000, 4), ("action_mask",): valid}, (noise[0][0],))
+    shares = torch.bincount(action, minlength=5) / 3000
+    torch.testing.assert_close(shares, torch.tensor([1 / 3, 0, 1 / 3, 1 / 3, 0]), atol=0.03, rtol=0)
+
+
 # ------------------------------------------------------------------------------------------------------------- target
 
 
 def weights(algorithm: DQN) -> tuple[Tensor, Tensor]:
     """The first weight of the network and of the target."""
-    name = "0.0.weight"
+    name = "body.hidden.0.weight"
     return dict(algorithm.net.named_parameters())[name].detach(), algorithm.target.state_dict()[name]
 
 
@@ -139,7 +260,7 @@ def test_online_and_target_agree_for_equal_weights_with_a_moving_normaliser() ->
     assert float(normalizer.count) == 60
     assert len(algorithm.buffer) == 60, "random warm-up frames are experience too"
     observation = {("observation",): 100 * torch.randn(5, 4)}
-    features = algorithm.preprocessor(observation)
+    features = algorithm.preprocessor(observation)["observation"]
     twin = dqn()
     twin.net.load_state_dict(algorithm.target.state_dict())
     torch.testing.assert_close(algorithm.net(features), twin.net(features))
@@ -362,12 +483,12 @@ def test_memmap_storage_gives_the_same_minibatches(tmp_path: object) -> None:
 
 def test_compiled_gradient_equals_eager() -> None:
     eager, compiled = dqn("algo.double=true"), dqn("algo.double=true", compiled=True)
-    data = minibatch()
+    now, after = minibatch()
     for _ in range(2):
-        for got, expected in zip(compiled._gradient(*data), eager.gradient(*data), strict=True):
+        for got, expected in zip(compiled._gradient(now, after), eager.gradient(now, after), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     graph = compiled._gradient
     assert graph._call is not graph._eager, "the update did not compile"
     compiled.optimizer.set_lr(10, 20)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled._gradient(*data)
+        compiled._gradient(now, after)

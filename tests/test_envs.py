@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probes import ACTIONS, OBSERVATIONS, Probe, collector, gym_config
+from gymnasium import spaces
+from probes import ACTIONS, OBSERVATIONS, Masked, Probe, collector, gym_config
 from torch import Tensor
 
 from rltool.contract import EnvContract
-from rltool.envs import make_env
-from rltool.vectorized import GymVectorEnv
+from rltool.envs import make_env, single_env
 from rltool.errors import ConfigError, EnvironmentFault
 from rltool.seeding import seed_world
+from rltool.vectorized import GymVectorEnv
 
 OBS = ("observation",)
 MakeVector = Callable[..., GymVectorEnv]
@@ -42,6 +43,11 @@ def contract(**changes: Any) -> EnvContract:
             r"the observation of step 2 lacks a part of its space Dict.*a_b",
         ),
         ("observation out of range", {"obs": "discrete"}, r"observation of step 2 must be in 2 … 5, found 9"),
+        (
+            "category out of range",
+            {"obs": "several"},
+            r"observation of step 2 must be in \[0, 3\] … \[1, 6\], found \[1, 7\]",
+        ),
         ("reward None", {}, r"the reward of step 2 must be one number, found None"),
         ("reward of two", {}, r"the reward of step 2 must be one number, found array\(\[1\., 2\.\]\)"),
         (
@@ -133,7 +139,15 @@ def test_the_last_observation_outlives_a_reset_that_reuses_its_array() -> None:
 
 @pytest.mark.parametrize(
     ("actions", "expected"),
-    [("discrete", [0, 0]), ("start", [-1, -1]), ("scalar", [0, 0]), ("box", [[0.5, 1], [0.5, 1]])],
+    [
+        ("discrete", [0, 0]),
+        ("start", [-1, -1]),
+        ("scalar", [0, 0]),
+        ("box", [[0.5, 1], [0.5, 1]]),
+        ("multi", [[0, -1], [0, -1]]),
+        ("matrix", [[[0, 0], [0, 0]], [[0, 0], [0, 0]]]),
+        ("bits", [[0, 0, 0, 0], [0, 0, 0, 0]]),
+    ],
 )
 def test_environments_receive_actions_of_their_space(vector: MakeVector, actions: str, expected: list[Any]) -> None:
     env = vector(num_envs=2, actions=actions)  # the probe itself asserts that its space contains what it gets
@@ -143,10 +157,61 @@ def test_environments_receive_actions_of_their_space(vector: MakeVector, actions
     np.testing.assert_allclose(sent, expected)
 
 
-@pytest.mark.parametrize("changes", [{"actions": "multi"}, {"obs": "image"}])
+@pytest.mark.parametrize("actions", ["multi", "matrix", "bits"])
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_several_choices_at_once_arrive_each_in_its_place(vector: MakeVector, backend: str, actions: str) -> None:
+    env = vector(num_envs=2, backend=backend, actions=actions)
+    last = env.actions.empty(2)
+    last[:] = torch.tensor(env.actions.nvec) - 1
+
+    batch = collector(env, lambda leaves: last, frames=8).collect()
+    assert batch["action"].shape == (2, 4, len(env.actions.nvec))
+    assert (batch["action"] == last.unsqueeze(1)).all()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_observations_of_every_kind_arrive_in_their_type(vector: MakeVector, backend: str) -> None:
+    batch = collector(vector(num_envs=2, backend=backend, obs="all"), frames=14).collect()
+    expected = {
+        ("bits",): (torch.int8, (3,)),
+        ("camera",): (torch.uint8, (36, 40)),
+        ("inner", "c"): (torch.int64, ()),
+        ("inner", "x"): (torch.float32, (2,)),
+        ("several",): (torch.int64, (2,)),
+    }
+    for where, observed in (("now", batch["observation"]), ("next", batch["next", "observation"])):
+        assert len(list(observed.keys(True, True))) == len(expected)
+        for key, (dtype, shape) in expected.items():
+            assert (observed[key].dtype, observed[key].shape) == (dtype, (2, 7, *shape)), (where, key)
+    assert batch["observation", "camera"][0, :, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert batch["next", "observation", "camera"][0, :, 35, 39].tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert batch["next", "observation", "several"][1].tolist() == [[1, 1], [0, 2], [1, 3]] * 2 + [[1, 1]]
+
+
+def test_keys_choose_what_is_learned_from(vector: MakeVector) -> None:
+    env = vector(num_envs=2, obs="all", observation_keys=["inner.c", "bits"])
+    assert [leaf.name for leaf in env.leaves] == ["observation.bits", "observation.inner.c"]
+    batch = collector(env, frames=8).collect()
+    assert {".".join(key) for key in batch["observation"].keys(True, True) if isinstance(key, tuple)} == {"inner.c"}
+    assert batch["next", "observation", "inner", "c"][0].tolist() == [2, 3, 1, 2]
+    with pytest.raises(
+        ConfigError, match=r"Probe-v0 has no observation 'lidar'.*bits, camera, inner\.c, inner\.x, several"
+    ):
+        vector(obs="all", observation_keys=["lidar"])
+
+
+def test_frames_that_a_wrapper_stacks_are_channels(vector: MakeVector) -> None:
+    env = vector(obs="camera", wrappers=[wrapper("FrameStackObservation", stack_size=4)])
+    (leaf,) = env.leaves
+    assert (leaf.kind, leaf.shape, leaf.stack, leaf.input_shape) == ("image", (4, 36, 40, 3), 4, (12, 36, 40))
+    batch = collector(env, frames=6).collect()
+    assert batch["next", "observation"][0, :3, :, 0, 0, 0].tolist() == [[0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("changes", [{"actions": "whole"}, {"obs": "text"}])
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_space_that_is_not_taken_is_refused_before_anything_runs(changes: dict[str, str], backend: str) -> None:
-    space = ACTIONS["multi"] if "actions" in changes else OBSERVATIONS["image"]
+    space = ACTIONS["whole"] if "actions" in changes else OBSERVATIONS["text"]
     before = set(multiprocessing.active_children())
     with pytest.raises(ConfigError, match=re.escape(str(space))):
         GymVectorEnv(gym_config(num_envs=2, backend=backend, **changes), seed=0)
@@ -232,6 +297,23 @@ def test_wrappers_are_applied_in_their_order(vector: MakeVector) -> None:
     clip, bonus = wrapper("ClipReward", min_reward=0.0, max_reward=0.5), wrapper("probes:Bonus", bonus=3.0)
     env = vector(num_envs=2, wrappers=[clip, bonus])
     torch.testing.assert_close(collector(env).collect()["next", "reward"], torch.full((2, 6, 1), 3.5))
+
+
+def test_a_bare_name_is_a_wrapper_without_arguments(vector: MakeVector) -> None:
+    (leaf,) = vector("Blackjack-v1", wrappers=["FlattenObservation"]).leaves
+    assert leaf.shape == (32 + 11 + 2,)
+
+
+def test_evaluation_leaves_out_or_changes_wrappers_where_asked_to(vector: MakeVector) -> None:
+    clip = {**wrapper("ClipReward", min_reward=0.0, max_reward=0.5), "eval": False}
+    bonus = {**wrapper("probes:Bonus", bonus=3.0), "eval": {"bonus": 5.0}}
+    config = gym_config(wrappers=[clip, bonus])
+    with closing(make_env(config, 0)) as env:
+        env.reset(seed=0)
+        assert env.step(0)[1] == 0.5 + 3.0
+    with closing(single_env(config, 0)) as env:
+        env.reset(seed=0)
+        assert env.step(0)[1] == 1.0 + 5.0
 
 
 def test_a_wrapper_changes_the_space(vector: MakeVector) -> None:
@@ -373,3 +455,205 @@ def test_an_environment_that_cannot_be_made_says_where(
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises((ConfigError, EnvironmentFault), match=message):
         vector("broken:Bare-v0")
+
+
+# -------------------------------------------------------------------------------------------------------------- masks
+
+
+def masked_contract(action_mask: str = "auto", **changes: Any) -> EnvContract:
+    return EnvContract(Masked(**changes), "Masked-v0", 3, action_mask=action_mask)
+
+
+@pytest.mark.parametrize(
+    ("where", "action_mask", "source", "leaves"),
+    [
+        ("info", "auto", "info", ["observation", "action_mask"]),
+        ("info", "info", "info", ["observation", "action_mask"]),
+        ("info", "none", "none", ["observation"]),
+        ("method", "auto", "method", ["observation", "action_mask"]),
+        ("method", "method", "method", ["observation", "action_mask"]),
+        ("key", "auto", "action_mask", ["observation.seen", "action_mask"]),
+        ("key", "action_mask", "action_mask", ["observation.seen", "action_mask"]),
+        ("key", "none", "none", ["observation.action_mask", "observation.seen"]),
+        ("nested", "legal.now", "legal.now", ["observation.legal.ever", "observation.seen", "action_mask"]),
+        ("nested", "auto", "none", ["observation.legal.ever", "observation.legal.now", "observation.seen"]),
+        ("info+method", "auto", "method", ["observation", "action_mask"]),
+        ("info+method+key", "auto", "action_mask", ["observation.seen", "action_mask"]),
+        ("info+method+key", "info", "info", ["observation.action_mask", "observation.seen", "action_mask"]),
+    ],
+)
+def test_where_masks_are_found(where: str, action_mask: str, source: str, leaves: list[str]) -> None:
+    env = masked_contract(action_mask, where=where)
+    assert env.mask_source == source
+    assert [leaf.name for leaf in env.leaves] == leaves
+    observation, _ = env.reset(seed=0)
+    for step in range(3):
+        if source != "none":
+            expected = [option != step % 3 for option in range(3)]
+            mask = env.as_leaves(observation)["action_mask",]
+            assert (mask.dtype, mask.tolist()) == (np.bool_, expected)
+        observation, *_ = env.step((step + 1) % 3)
+
+
+@pytest.mark.parametrize(("actions", "where"), [("box", "info"), ("box", "method"), ("scalar", "info")])
+def test_numbers_are_never_masked(actions: str, where: str) -> None:
+    assert masked_contract(where=where, actions=actions).mask_source == "none"
+    with pytest.raises(
+        ConfigError, match=r"^env\.action_mask: masks are for choices, and Masked-v0 has the actions Box"
+    ):
+        masked_contract(where, where=where, actions=actions)
+
+
+@pytest.mark.parametrize(
+    ("where", "action_mask", "message"),
+    [
+        ("info", "method", r"^env\.action_mask: Masked-v0 has no method action_masks\(\)"),
+        (
+            "key",
+            "legal",
+            r"^env\.action_mask: expected auto, none, info, method or an entry .*found 'legal'; Masked-v0 has",
+        ),
+        ("nested", "legal", r"^env\.action_mask: expected auto, none, info, method or an entry .*found 'legal'"),
+        (
+            "nested",
+            "legal.ever",
+            r"^env\.action_mask: the mask of Discrete\(3\) has 3 entries, and legal\.ever .* is Box",
+        ),
+        ("info", "action_mask", r"^env\.action_mask: expected auto.*found 'action_mask'; Masked-v0 has Box"),
+    ],
+)
+def test_a_mask_that_is_asked_for_and_not_there_is_refused(where: str, action_mask: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        masked_contract(action_mask, where=where)
+
+
+def test_an_entry_of_another_size_is_no_mask() -> None:
+    """An observation that happens to be called action_mask stays one."""
+    env = Masked(where="key")
+    assert isinstance(env.observation_space, spaces.Dict)
+    env.observation_space.spaces["action_mask"] = spaces.Box(-1, 1, (5,))
+    assert EnvContract(env, "Masked-v0", 0, action_mask="auto").mask_source == "none"
+
+
+def unlucky(at: int, instead: object) -> Callable[[Any], object]:
+    """The mask as it is, but for the one that is given at the ``at``-th time."""
+    calls = iter(range(10**6))
+    return lambda mask: instead if next(calls) == at else mask
+
+
+@pytest.mark.parametrize("where", ["info", "method"])
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        (np.zeros(3), r"the mask of actions after step 2 leaves no valid action, and the episode goes on"),
+        (
+            np.ones(4),
+            r"the mask of actions after step 2 must have 3 entries of 0 or 1 for Discrete\(3\), found 4 of float64",
+        ),
+        (np.array(["yes"] * 3), r"the mask of actions after step 2 must have 3 entries of 0 or 1 .*found 3 of <U3"),
+    ],
+    ids=["nothing valid", "another size", "text"],
+)
+def test_a_mask_that_cannot_be_is_named_with_its_step(where: str, instead: object, message: str) -> None:
+    env = masked_contract(where, where=where, n=None, give=unlucky(2, instead))
+    env.reset(seed=0)
+    env.step(1)
+    with pytest.raises(EnvironmentFault, match=message) as caught:
+        env.step(2)
+    assert str(caught.value).startswith("environment 3 (Masked-v0, Masked): ")
+
+
+def test_an_info_without_a_mask_is_named_with_its_step() -> None:
+    env = masked_contract("info", where="info", n=None)
+    env.reset(seed=0)
+    env.step(1)
+    env.unwrapped.where = []  # type: ignore[attr-defined]
+    with pytest.raises(
+        EnvironmentFault, match=r"the info of step 2 lacks action_mask\. Give it at every step, or set env"
+    ):
+        env.step(2)
+    with pytest.raises(EnvironmentFault, match=r"the info of reset\(\) lacks action_mask"):
+        masked_contract("info", where="method").reset(seed=0)
+
+
+def test_a_method_that_raises_is_named_with_its_line() -> None:
+    def broken(mask: object) -> object:
+        raise KeyError("board")
+
+    env = masked_contract("method", where="method", give=broken)
+    with pytest.raises(
+        EnvironmentFault, match=r"action_masks\(\) after reset\(\) raised KeyError: 'board' \(test_envs\.py:\d+\)"
+    ):
+        env.reset(seed=0)
+
+
+@pytest.mark.parametrize("where", ["info", "method", "key"])
+@pytest.mark.parametrize("last", ["empty", "none"])
+def test_a_terminal_state_needs_no_valid_action(vector: MakeVector, where: str, last: str) -> None:
+    env = vector("Masked-v0", num_envs=2, where=where, end="term", last=last)
+    batch = collector(env, valid_choice, frames=14).collect()
+    assert batch["next", "terminated"][0, :, 0].tolist() == [False, False, True] * 2 + [False]
+    going = ~batch["next", "terminated"].squeeze(-1)
+    assert batch["action_mask"].any(-1).all()
+    assert batch["next", "action_mask"][going].any(-1).all()
+
+
+def test_a_time_limit_still_needs_its_mask() -> None:
+    """What comes after a truncation is worth something, and an action would be taken there."""
+    env = masked_contract("info", where="info", n=3, end="trunc", give=unlucky(3, np.zeros(3)))
+    env.reset(seed=0)
+    env.step(1)
+    env.step(2)
+    with pytest.raises(EnvironmentFault, match="after step 3 leaves no valid action"):
+        env.step(0)
+
+
+def valid_choice(leaves: Mapping[tuple[str, ...], Tensor]) -> Tensor:
+    return leaves["action_mask",].long().argmax(-1)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("where", ["info", "method", "key"])
+def test_masks_of_a_batch_are_those_of_its_states(vector: MakeVector, backend: str, where: str) -> None:
+    env = vector("Masked-v0", num_envs=2, backend=backend, where=where, obs="t")
+    assert env.resolved_config.action_mask == {"key": "action_mask"}.get(where, where), "found out once"
+    batch = collector(env, valid_choice, frames=14).collect()
+    key = ("observation", "seen") if where == "key" else "observation"
+    for part in (batch, batch["next"]):
+        assert part["action_mask"].dtype == torch.bool
+        step = part[key].squeeze(-1).long()
+        assert torch.equal(part["action_mask"], torch.arange(3) != (step % 3).unsqueeze(-1))
+    assert batch["next", *([key] if isinstance(key, str) else key)][0, :, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda mask: mask,
+        lambda mask: mask.astype(np.bool_),
+        lambda mask: mask.tolist(),
+        lambda mask: (mask[:2], mask[2:]),
+        lambda mask: [mask[:2].tolist(), mask[2:].tolist()],
+        lambda mask: mask.astype(np.float32)[None],
+    ],
+    ids=["array", "bool", "list", "a tuple a choice", "a list a choice", "one row"],
+)
+def test_masks_of_several_choices_lie_side_by_side(give: Callable[[Any], object]) -> None:
+    env = masked_contract("info", actions="multi", give=give)
+    observation, _ = env.reset(seed=0)
+    for step, expected in enumerate([[0, 1, 0, 1, 1], [1, 0, 1, 0, 1], [0, 1, 1, 1, 0]]):
+        assert env.as_leaves(observation)["action_mask",].tolist() == [bool(value) for value in expected]
+        observation, *_ = env.step(np.array([(step + 1) % 2, (step + 1) % 3 - 1]))
+
+
+def test_a_mask_in_the_observation_may_have_a_row_a_choice(vector: MakeVector) -> None:
+    env = vector("Masked-v0", num_envs=2, where="key", actions="pair")
+    assert env.resolved_config.action_mask == "action_mask"
+    assert [leaf.shape for leaf in env.leaves] == [(1,), (6,)]
+    assert env.reset()["action_mask",].tolist() == [[False, True, True] * 2] * 2
+
+
+def test_each_of_several_choices_needs_a_valid_option() -> None:
+    env = masked_contract("info", actions="multi", give=unlucky(0, np.array([1, 1, 0, 0, 0])))
+    with pytest.raises(EnvironmentFault, match=r"after reset\(\) leaves no valid action"):
+        env.reset(seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_the_normaliser_is_inside(pendulum: LoadedPolicy) -> None:
     mean, scale = normalizer.mean.clone(), normalizer.var.sqrt()  # type: ignore[operator, union-attr]
     assert float(normalizer.count) == 352  # type: ignore[arg-type]
     scores = ((torch.from_numpy(data) - mean) / scale).float()
-    expected = pendulum.algorithm.components()["policy"].mode(scores).detach()  # type: ignore[attr-defined]
+    expected = pendulum.algorithm.components()["policy"].mode({"observation": scores}).detach()  # type: ignore[attr-defined]
     np.testing.assert_allclose(pendulum(data), 2 * expected.clamp(-1, 1), rtol=1e-4, atol=1e-6)
 
 
@@ -147,6 +148,22 @@ def test_training_evaluation_and_the_loaded_policy_act_alike(
             {"a": {"b": np.zeros((3, 2))}, "a_b": np.ones((3, 2)), "c": np.array([2, 2, 2])},
         ),
         ("tuple", (1, np.zeros(2)), (np.array([1, 1, 1]), np.zeros((3, 2)))),
+        (
+            "all",
+            {
+                "bits": np.ones(3, np.int8),
+                "camera": np.full((36, 40), 9, np.uint8),
+                "inner": {"c": 2, "x": np.zeros(2)},
+                "several": np.array([1, 3]),
+            },
+            {
+                "bits": np.ones((3, 3), np.int8),
+                "camera": np.full((3, 36, 40), 9, np.uint8),
+                "inner": {"c": np.array([2, 2, 2]), "x": np.zeros((3, 2))},
+                "several": np.array([[1, 3]] * 3),
+            },
+        ),
+        ("camera", np.full((36, 40, 3), 9, np.uint8), np.full((3, 36, 40, 3), 9, np.uint8)),
         ("discrete", 3, np.array([3, 3, 3])),
         ("scalar", 0.5, np.array([0.5, 0.5, 0.5])),
     ],
@@ -158,10 +175,69 @@ def test_observations_of_every_space(tmp_path: Path, obs: str, single: Any, batc
     assert (one.shape, many.shape) == ((), (3,))
     assert (np.asarray(many) == np.asarray(one)).all()
     assert isinstance(policy(as_tensors(batch)), Tensor)
-    if obs in ("dict", "tuple"):
+    if obs in ("dict", "tuple", "all"):
         with pytest.raises(ValueError, match="lacks a part"):
-            policy({"a": single["a"]} if isinstance(single, Mapping) else single[:1])
+            policy({"a": single.get("a", 0)} if isinstance(single, Mapping) else single[:1])
     assert repr(policy) == f"LoadedPolicy(Probe-v0, 80 frames, {tmp_path / 'checkpoints/last.ckpt'})"
+
+
+@pytest.mark.parametrize("where", ["info", "method"])
+def test_a_policy_that_learned_with_masks_asks_for_them(tmp_path: Path, where: str) -> None:
+    run(tmp_path, "dqn", "env=gym", "env.id=Masked-v0", f"env.kwargs={{where: {where}}}", "total_frames=80")
+    policy = load_policy(tmp_path)
+    source = "env.unwrapped.action_masks()" if where == "method" else "info['action_mask']"
+    with pytest.raises(ValueError, match=re.escape(f"give action_mask={source}")):
+        policy(np.ones(1))
+    for only in range(3):
+        mask = np.arange(3) == only
+        assert policy(np.ones(1), action_mask=mask) == only
+        assert policy(np.ones(1), action_mask=mask.astype(np.int8), deterministic=False) == only
+    several = policy(np.ones((3, 1)), action_mask=np.eye(3))
+    np.testing.assert_array_equal(several, [0, 1, 2])
+    assert isinstance(policy(torch.ones(3, 1), action_mask=torch.eye(3)), Tensor)
+    with pytest.raises(ValueError, match=r"expected one observation .*action_mask \(3,\).*found .*action_mask \(2,\)"):
+        policy(np.ones(1), action_mask=np.ones(2))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_mask_that_is_in_the_observation_is_found_there(tmp_path: Path, algo: str) -> None:
+    run(tmp_path, algo, "env=gym", "env.id=Masked-v0", "env.kwargs={where: key}", "total_frames=80")
+    policy = load_policy(tmp_path)
+    for only in range(3):
+        mask = (np.arange(3) == only).astype(np.int8)
+        assert policy({"seen": np.ones(1), "action_mask": mask}) == only
+        assert policy({"seen": np.ones(1), "action_mask": np.ones(3)}, action_mask=mask) == only, "the one given counts"
+    batch = {"seen": np.ones((3, 1)), "action_mask": np.eye(3, dtype=np.int8)}
+    np.testing.assert_array_equal(policy(batch, deterministic=False), [0, 1, 2])
+
+
+def test_a_mask_of_a_row_a_choice_is_found_in_the_observation(tmp_path: Path) -> None:
+    words = ["env.id=Masked-v0", "env.kwargs={where: key, actions: pair}", "total_frames=80"]
+    run(tmp_path, "ppo", "env=gym", *words)
+    policy = load_policy(tmp_path)
+    mask = np.array([[0, 1, 0], [0, 0, 1]], np.int8)
+    one = {"seen": np.ones(1), "action_mask": mask}
+    batch = {"seen": np.ones((2, 1)), "action_mask": np.stack([mask, mask[::-1]])}
+    assert policy(one, deterministic=False).tolist() == [1, 2]
+    assert policy(batch, deterministic=False).tolist() == [[1, 2], [2, 1]]
+
+
+MASKS: dict[str, Any] = {
+    "flat": np.array([1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1]),
+    "a row a choice": (np.array([1, 0]), np.array([1, 1, 0]), np.array([0, 1, 0, 0]), np.array([0, 1, 0, 0, 1])),
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_masks_of_several_choices_are_taken_as_environments_give_them(tmp_path: Path, form: str) -> None:
+    run(tmp_path, "ppo", "env=gym", "env.id=Masked-v0", "env.kwargs={actions: matrix}", "total_frames=80")
+    policy = load_policy(tmp_path)
+    for _ in range(20):
+        action = policy(np.ones(1), action_mask=MASKS[form], deterministic=False)
+        assert action.shape == (2, 2)
+        assert [int(action[0, 0]), int(action[1, 0])] == [0, 1]
+        assert int(action[0, 1]) in (0, 1)
+        assert int(action[1, 1]) in (1, 4)
 
 
 def as_tensors(value: Any) -> Any:

@@ -6,32 +6,59 @@ import math
 
 import pytest
 import torch
-from builders import BOX, DISCRETE, batch, ppo
+from builders import BOX, DISCRETE, batch, masked_leaves, ppo, random_masks
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rltool.actions import ActionSpec
-from rltool.algos.ppo import PPO, STEP_METRICS, ReturnScale
+from rltool.algos.ppo import PPO, STEP_METRICS, ReturnScale, Trunk
+from rltool.choices import best, masked
+from rltool.nets import parameter_count
 
 
-def minibatch(algorithm: PPO, actions: ActionSpec, rows: int = 6, shift: float = 0.3) -> tuple[Tensor, ...]:
+def minibatch(algorithm: PPO, actions: ActionSpec, rows: int = 6, shift: float = 0.3) -> dict[str, Tensor]:
     """Rows whose old log-probability is off, so that some ratios lie outside the clip range."""
     source = torch.Generator().manual_seed(1)
-    features = torch.randn(rows, 4, generator=source)
+    data = {"observation": torch.randn(rows, 4, generator=source)}
     action = actions.random(rows, source)
+    if algorithm.masked:
+        data["action_mask"] = random_masks(actions, rows)
+        action = best(masked(torch.rand(rows, actions.size, generator=source), data["action_mask"]), actions.nvec)
     with torch.no_grad():
-        old = algorithm.actor.distribution(features).log_prob(action) + shift * torch.randn(rows, generator=source)
-    advantage, target, value = (torch.randn(rows, 1, generator=source) for _ in range(3))
-    return features, action, old, advantage, target, value
+        old = algorithm.actor.distribution(algorithm.actor.encoder(data)).log_prob(action)
+    data |= {"action": action, "action_log_prob": old + shift * torch.randn(rows, generator=source)}
+    return data | {
+        name: torch.randn(rows, 1, generator=source) for name in ("advantage", "value_target", "state_value")
+    }
 
 
-def written_loss(algorithm: PPO, data: tuple[Tensor, ...], **values: float | bool | str | None) -> Tensor:
+def written_choice(scores: Tensor, action: Tensor, valid: Tensor, nvec: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies ``[N]``, row by row over the valid options of each choice alone."""
+    log_probs, entropies = [], []
+    for row in range(len(scores)):
+        log_prob, entropy, start = torch.zeros(()), torch.zeros(()), 0
+        for index, count in enumerate(nvec):
+            allowed = valid[row, start : start + count].nonzero().flatten().tolist()
+            logs = scores[row, start : start + count][allowed].log_softmax(-1)
+            log_prob = log_prob + logs[allowed.index(int(action[row].reshape(-1)[index]))]
+            entropy = entropy - (logs.exp() * logs).sum()
+            start += count
+        log_probs.append(log_prob)
+        entropies.append(entropy)
+    return torch.stack(log_probs), torch.stack(entropies)
+
+
+def written_loss(algorithm: PPO, data: dict[str, Tensor], **values: float | bool | str | None) -> Tensor:
     """Equations 7 and 9 of the paper, in plain torch."""
-    features, action, old, advantage, target, value = data
+    features, action, old, advantage, target, value = (
+        data[name] for name in ("observation", "action", "action_log_prob", "advantage", "value_target", "state_value")
+    )
+    if isinstance(algorithm.actor.encoder, Trunk):
+        features = algorithm.actor.encoder.body(features)
     logits_or_mean = algorithm.actor.net(features)
-    if algorithm.actions.kind == "discrete":
-        logs = logits_or_mean.log_softmax(-1)
-        log_prob = logs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        entropy = -(logs.exp() * logs).sum(-1)
+    if not algorithm.actions.continuous:
+        valid = data.get("action_mask", torch.ones_like(logits_or_mean, dtype=torch.bool))
+        log_prob, entropy = written_choice(logits_or_mean, action, valid, algorithm.actions.nvec)
     else:
         log_std = algorithm.actor.log_std
         z = (action - logits_or_mean) / log_std.exp()
@@ -42,7 +69,7 @@ def written_loss(algorithm: PPO, data: tuple[Tensor, ...], **values: float | boo
         weight = (weight - weight.mean()) / weight.std()
     ratio = (log_prob - old).exp()
     surrogate = torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight).mean()
-    predicted = algorithm.critic(features)
+    predicted = algorithm.critic(features)  # of the shared body where there is one
     distance = nn.SmoothL1Loss(reduction="none") if values.get("huber") else nn.MSELoss(reduction="none")
     error = distance(predicted, target)
     if (clip := values.get("clip_value")) is not None:
@@ -51,7 +78,13 @@ def written_loss(algorithm: PPO, data: tuple[Tensor, ...], **values: float | boo
     return -surrogate + 0.5 * error.mean() - float(values.get("entropy") or 0.0) * entropy.mean()
 
 
-@pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
+SEVERAL = ActionSpec("multi_discrete", (2,), "int64", (2, 3), (0, 0))
+BITS = ActionSpec("multi_binary", (4,), "int8", (2, 2, 2, 2), (0, 0, 0, 0))
+FIVE = ActionSpec("discrete", (), "int64", (5,), (0,))
+KINDS = pytest.mark.parametrize("actions", [DISCRETE, BOX, SEVERAL, BITS], ids=lambda actions: actions.kind)
+
+
+@KINDS
 @pytest.mark.parametrize(
     ("overrides", "values"),
     [
@@ -68,9 +101,9 @@ def test_loss_and_gradient_are_those_of_the_written_equation(
 ) -> None:
     algorithm = ppo(actions, "algo.max_grad_norm=null", "algo.initial_std=0.7", *overrides)
     with torch.no_grad():
-        algorithm.critic[-1].weight.mul_(3.0)  # so that the value differs from the old one by more than its clip
+        algorithm.critic.head.weight.mul_(3.0)  # so that the value differs from the old one by more than its clip
     data = minibatch(algorithm, actions)
-    gradient, row = algorithm.gradient(*data)
+    gradient, row = algorithm.gradient(data)
 
     loss = written_loss(algorithm, data, **values)
     expected = algorithm.flat.gather(torch.autograd.grad(loss, algorithm.flat.parameters))
@@ -79,11 +112,63 @@ def test_loss_and_gradient_are_those_of_the_written_equation(
     torch.testing.assert_close(row[STEP_METRICS.index("train/grad_norm")], expected.norm(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("masks", [False, True], ids=["free", "masked"])
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+@pytest.mark.parametrize("actions", [FIVE, SEVERAL, BITS], ids=lambda actions: actions.kind)
+def test_the_written_equation_holds_with_masks_and_a_shared_body(
+    actions: ActionSpec, shared: bool, masks: bool
+) -> None:
+    algorithm = ppo(
+        actions,
+        "algo.max_grad_norm=null",
+        "algo.entropy_coeff=0.02",
+        "network.init=xavier",
+        f"network.shared={str(shared).lower()}",
+        leaves=masked_leaves(actions) if masks else None,
+    )
+    data = minibatch(algorithm, actions)
+    gradient, row = algorithm.gradient(data)
+    loss = written_loss(algorithm, data, normalize=True, entropy=0.02)
+    expected = algorithm.flat.gather(torch.autograd.grad(loss, algorithm.flat.parameters))
+    torch.testing.assert_close(row[STEP_METRICS.index("train/loss")], loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_a_shared_body_is_one_and_both_heads_train_it(actions: ActionSpec) -> None:
+    algorithm = ppo(actions, "network.shared=true", "network.hidden=[8]", "algo.max_grad_norm=null")
+    size = 3 if actions is DISCRETE else 2
+    own = size if actions is BOX else 0  # the standard deviations
+    body = 4 * 8 + 8
+    assert parameter_count(algorithm.actor, algorithm.critic) == body + (8 * size + size) + own + (8 + 1)
+    apart = ppo(actions, "network.hidden=[8]")
+    assert parameter_count(apart.actor, apart.critic) == 2 * body + (8 * size + size) + own + (8 + 1)
+    assert isinstance(algorithm.actor.encoder, Trunk)
+    assert sum(p.numel() for p in algorithm.flat.parameters) == parameter_count(algorithm.actor, algorithm.critic)
+
+    data = minibatch(algorithm, actions)
+    weight = algorithm.actor.encoder.body.body.hidden[0].weight  # type: ignore[union-attr, index]
+    parts = []
+    for silent in ("advantage", "value_target"):
+        # Without an advantage only the value moves the body; where the value is right, only the policy does.
+        changed = dict(data)
+        with torch.no_grad():
+            value = algorithm.critic(*algorithm.actor.encoder(data).values())
+            changed[silent] = torch.zeros_like(value) if silent == "advantage" else value
+        losses = algorithm.loss(TensorDict(changed | algorithm.actor.encoder(changed), [6]))
+        total = losses["loss_objective"] + losses["loss_critic"]
+        (part,) = torch.autograd.grad(total, weight)
+        assert float(part.norm()) > 1e-5, silent
+        parts.append(part)
+    full = algorithm.flat.views(algorithm.gradient(data)[0])["policy.encoder.body.body.hidden.0.weight"]
+    torch.testing.assert_close(full, parts[0] + parts[1], rtol=1e-3, atol=1e-6)
+
+
 def test_gradient_is_clipped_to_its_global_norm() -> None:
     free, clipped = (ppo(BOX, f"algo.max_grad_norm={limit}") for limit in ("null", "0.01"))
     data = minibatch(free, BOX)
-    full, row = free.gradient(*data)
-    cut, _ = clipped.gradient(*data)
+    full, row = free.gradient(data)
+    cut, _ = clipped.gradient(data)
     assert float(row[STEP_METRICS.index("train/grad_norm")]) > 0.01
     assert float(cut.norm()) == pytest.approx(0.01, rel=1e-3)
     torch.testing.assert_close(cut / cut.norm(), full / full.norm())
@@ -92,17 +177,28 @@ def test_gradient_is_clipped_to_its_global_norm() -> None:
 def test_kl_metric_is_the_low_variance_estimate() -> None:
     algorithm = ppo(DISCRETE)
     data = minibatch(algorithm, DISCRETE)
-    features, action, old = data[:3]
-    log_ratio = algorithm.actor.distribution(features).log_prob(action).detach() - old
-    _, row = algorithm.gradient(*data)
+    action, old = data["action"], data["action_log_prob"]
+    log_ratio = algorithm.actor.distribution({"observation": data["observation"]}).log_prob(action).detach() - old
+    _, row = algorithm.gradient(data)
     expected = (log_ratio.exp() - 1 - log_ratio).mean()
     assert float(row[STEP_METRICS.index("policy/approx_kl")]) == pytest.approx(float(expected), rel=1e-4)
 
 
-@pytest.mark.parametrize("actions", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_first_minibatch_has_ratio_one(actions: ActionSpec) -> None:
-    algorithm = ppo(actions, "algo.frames_per_batch=16", "algo.minibatch_size=16", "algo.epochs=1")
-    metrics = algorithm.update(batch(2, 8, actions), 16)
+@pytest.mark.parametrize("shared", ["true", "false"])
+@pytest.mark.parametrize(
+    ("actions", "masks"),
+    [(DISCRETE, False), (BOX, False), (SEVERAL, False), (FIVE, True), (SEVERAL, True), (BITS, True)],
+)
+def test_first_minibatch_has_ratio_one(actions: ActionSpec, masks: bool, shared: str) -> None:
+    algorithm = ppo(
+        actions,
+        "algo.frames_per_batch=16",
+        "algo.minibatch_size=16",
+        "algo.epochs=1",
+        f"network.shared={shared}",
+        leaves=masked_leaves(actions) if masks else None,
+    )
+    metrics = algorithm.update(batch(2, 8, actions, masks=masks), 16)
     assert float(metrics["policy/ratio_mean"]) == pytest.approx(1.0, abs=1e-6)
     assert float(metrics["train/clip_fraction"]) == 0.0
     assert float(metrics["policy/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
@@ -112,7 +208,7 @@ def constant_value(algorithm: PPO, value: float) -> None:
     with torch.no_grad():
         for parameter in algorithm.critic.parameters():
             parameter.zero_()
-        algorithm.critic[-1].bias.fill_(value)
+        algorithm.critic.head.bias.fill_(value)
 
 
 def flags(*at: tuple[int, int], shape: tuple[int, int] = (1, 4)) -> Tensor:
@@ -143,7 +239,7 @@ def test_advantages_at_ends(
         batch(1, 4, DISCRETE, reward=torch.ones(1, 4), terminated=flags(*terminated), truncated=flags(*truncated))
     )
     torch.testing.assert_close(data["advantage"].flatten(), torch.tensor(advantages), atol=1e-6, rtol=0)
-    torch.testing.assert_close(data["target"], data["advantage"] + 2.0)
+    torch.testing.assert_close(data["value_target"], data["advantage"] + 2.0)
 
 
 def test_truncation_bootstraps_from_the_true_last_observation_and_cuts_the_chain() -> None:
@@ -157,7 +253,7 @@ def test_truncation_bootstraps_from_the_true_last_observation_and_cuts_the_chain
         end = float(algorithm.critic(data["next", "observation"][0, 3:]))
     expected = [1 + 0.9 * (1 + 0.9 * last), 1 + 0.9 * last, 1 + 0.9 * (1 + 0.9 * end), 1 + 0.9 * end]
     prepared, _ = algorithm.prepare(data)
-    torch.testing.assert_close(prepared["target"].flatten(), torch.tensor(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(prepared["value_target"].flatten(), torch.tensor(expected), atol=1e-5, rtol=0)
     torch.testing.assert_close(prepared["advantage"].flatten(), torch.tensor(expected) - value, atol=1e-5, rtol=0)
 
 
@@ -204,8 +300,8 @@ def test_remainder_of_a_batch_sits_out_and_is_announced(frames: int, size: int, 
 def test_no_frame_is_used_twice_in_an_epoch() -> None:
     algorithm = ppo(DISCRETE)
     data = {"index": torch.arange(100)}
-    first = torch.cat([part for (part,) in algorithm._buffer.epoch(data, 16)])
-    second = torch.cat([part for (part,) in algorithm._buffer.epoch(data, 16)])
+    first = torch.cat([part["index"] for part in algorithm._buffer.epoch(data, 16)])
+    second = torch.cat([part["index"] for part in algorithm._buffer.epoch(data, 16)])
     assert len(first) == len(first.unique()) == 96
     assert not torch.equal(first, second)
 
@@ -236,11 +332,11 @@ def test_clip_range_follows_its_schedule() -> None:
 
 def test_initial_policy_is_nearly_uniform_and_the_head_small() -> None:
     algorithm = ppo(DISCRETE)
-    weights = algorithm.actor.net[-1].weight
+    weights = algorithm.actor.net.head.weight
     torch.testing.assert_close(weights @ weights.T, 1e-4 * torch.eye(3), atol=1e-7, rtol=0)
-    hidden = algorithm.actor.net[0][0].weight
+    hidden = algorithm.actor.net.body.hidden[0].weight
     torch.testing.assert_close(hidden.T @ hidden, 2 * torch.eye(4), atol=1e-5, rtol=0)
-    entropy = algorithm.actor.distribution(torch.randn(5, 4)).entropy()
+    entropy = algorithm.actor.distribution({"observation": torch.randn(5, 4)}).entropy()
     torch.testing.assert_close(entropy, torch.full((5,), math.log(3)), atol=1e-3, rtol=0)
 
 
@@ -250,7 +346,7 @@ def test_samples_follow_the_policy() -> None:
     with torch.no_grad():
         for parameter in algorithm.actor.parameters():
             parameter.zero_()
-        algorithm.actor.net[-1].bias.copy_(torch.tensor([0.5, 0.3, 0.2]).log())
+        algorithm.actor.net.head.bias.copy_(torch.tensor([0.5, 0.3, 0.2]).log())
     noise = algorithm.sampler.draw(1, 20_000, 0, torch.Generator().manual_seed(0))
     action = algorithm.sampler({("observation",): torch.zeros(20_000, 4)}, (noise[0][0],))
     shares = torch.bincount(action, minlength=3) / 20_000
@@ -274,22 +370,26 @@ def test_statistics_move_after_the_update_only() -> None:
     torch.testing.assert_close(normalizer.mean.float(), warmup["observation"].reshape(-1, 4).mean(0))
     later = batch(2, 10, DISCRETE, seed=1)
     with torch.no_grad():
-        before = algorithm.preprocessor({("observation",): later["observation"]})
+        before = algorithm.preprocessor({("observation",): later["observation"]})["observation"]
         data, _ = algorithm.prepare(later)
-    torch.testing.assert_close(data["features"], before.flatten(0, 1))
+    torch.testing.assert_close(data["observation"], before.flatten(0, 1))
     algorithm.update(later, 40)
     assert float(normalizer.count) == 40
 
 
-def test_compiled_gradient_equals_eager() -> None:
-    eager, compiled = ppo(BOX, "algo.entropy_coeff=0.01"), ppo(BOX, "algo.entropy_coeff=0.01", compiled=True)
-    data = minibatch(eager, BOX)
+@pytest.mark.parametrize("kind", ["box", "shared, masked, several choices"])
+def test_compiled_gradient_equals_eager(kind: str) -> None:
+    words, actions, leaves = ["algo.entropy_coeff=0.01"], BOX, None
+    if kind != "box":
+        words, actions, leaves = [*words, "network.shared=true"], SEVERAL, masked_leaves(SEVERAL)
+    eager, compiled = (ppo(actions, *words, leaves=leaves, compiled=flag) for flag in (False, True))
+    data = minibatch(eager, actions)
     for _ in range(2):
-        for got, expected in zip(compiled._gradient(*data), eager.gradient(*data), strict=True):
+        for got, expected in zip(compiled._gradient(data), eager.gradient(data), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     graph = compiled._gradient
     assert graph._call is not graph._eager, "the update did not compile"
     compiled.loss.clip_epsilon.fill_(0.1)
     compiled.optimizer.set_lr(10, 20)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled._gradient(*data)
+        compiled._gradient(data)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -321,7 +321,7 @@ def test_init_takes_the_weights_and_nothing_else(tmp_path: Path, dqn_run: Path) 
 def test_init_takes_the_normaliser_and_needs_no_warm_up(tmp_path: Path, ppo_run: Path) -> None:
     run(tmp_path, "ppo", "env=pendulum", f"init={ppo_run / 'checkpoints/last.ckpt'}", "total_frames=32")
     assert float(tensors(tmp_path)["normalizer.observation.count"]) == 352 + 64
-    assert not tensors(tmp_path)["critic.1.weight"].equal(tensors(ppo_run)["critic.1.weight"]), (
+    assert not tensors(tmp_path)["critic.head.weight"].equal(tensors(ppo_run)["critic.head.weight"]), (
         "the first batch is learned from"
     )
 
@@ -379,14 +379,20 @@ def test_a_number_that_is_not_finite_ends_the_run(
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("env", ["inverted_double_pendulum", "pendulum"])
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ("inverted_double_pendulum", "InvertedDoublePendulum-v5 has Box(1,) from -1 to 1"),
+        ("pendulum", "Pendulum-v1 has Box(1,) from -2 to 2"),
+    ],
+)
 def test_dqn_on_continuous_actions_leaves_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env: str, found: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "algo=dqn", f"env={env}", "logging=none", "device=cpu"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("rltool train: algo: dqn needs a Discrete action space; this environment has Box(1,)")
+    assert error.startswith(f"rltool train: algo: dqn needs a Discrete action space; {found}")
     assert "Use algo=ppo" in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
@@ -539,7 +545,56 @@ def test_histograms_are_written_though_their_interval_ends_between_two_points(tm
         "critic/q_values",
         "critic/td_errors",
         "policy/actions",
-        "params/policy.1.weight",
-        "grads/policy.1.weight",
+        "params/policy.head.weight",
+        "grads/policy.head.weight",
     ):
         assert [event.step for event in events.Histograms(tag)] == [120, 200]
+
+
+MASKED = {
+    "info, an empty mask at the end": "where: info, n: 7, end: term, last: empty",
+    "info, none at the end": "where: info, n: 7, end: term, last: none",
+    "method": "where: method, n: 7",
+    "an entry": "where: key, n: 7, obs: t",
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_no_invalid_action_is_taken_in_a_run_with_masks(tmp_path: Path, algo: str, name: str) -> None:
+    """The environment itself refuses invalid actions: in warm-up, training and evaluation of both kinds."""
+    words = ["env=gym", "env.id=Masked-v0", f"env.kwargs={{{MASKED[name]}}}", "eval=default", "eval.interval=100"]
+    words += ["algo.normalize_observation=true", "algo.warmup_frames=40", "total_frames=200"]
+    words += [f"eval.deterministic={str(algo == 'ppo').lower()}"]
+    result = run(tmp_path, algo, *words, "env.num_envs=2")
+    assert (result["status"], result["frames"]) == ("finished", {"ppo": 40 + 3 * 64, "dqn": 200}[algo])
+    found = {"an entry": "action_mask", "method": "method"}.get(name, "info")
+    config = cast("dict[str, Any]", read_header(tmp_path).config)
+    assert config["env"]["action_mask"] == found, "what auto found is kept"
+    assert [leaf.kind for leaf in read_header(tmp_path).leaves] == ["box", "mask"]
+
+
+@pytest.mark.parametrize("actions", ["multi", "bits", "matrix"])
+def test_ppo_trains_on_several_choices_at_once(tmp_path: Path, actions: str) -> None:
+    masks = ["env.id=Masked-v0"] if actions != "bits" else ["env.id=Probe-v0"]
+    result = run(tmp_path, "ppo", "env=gym", *masks, f"env.kwargs={{actions: {actions}}}", "total_frames=160")
+    assert result["status"] == "finished"
+    kind = "multi_binary" if actions == "bits" else "multi_discrete"
+    assert read_header(tmp_path).actions.kind == kind
+
+
+def test_dqn_on_several_choices_is_refused_by_name(tmp_path: Path) -> None:
+    message = r"dqn needs a Discrete action space; Probe-v0 has MultiDiscrete\(\[2, 3\]\).*Use algo=ppo"
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, "dqn", *PROBE, "env.kwargs={actions: multi}")
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_run_learns_from_observations_of_every_kind(tmp_path: Path, algo: str) -> None:
+    words = ["network.cnn.features=16", "network.cnn.channels=[4,4,4]", "total_frames=160"]
+    result = run(tmp_path, algo, *PROBE, "env.kwargs={obs: all}", *words, "eval=default", "eval.interval=80")
+    assert result["status"] == "finished"
+    kinds = [leaf.kind for leaf in read_header(tmp_path).leaves]
+    assert kinds == ["binary", "image", "discrete", "box", "discrete"]
+    saved = [name for name in tensors(tmp_path) if name.startswith("policy.")]
+    assert any("encoders.1.0.weight" in name for name in saved), "the convolutions are in the checkpoint"
