@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -28,6 +29,7 @@ from rltool.errors import EnvironmentFault
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seed_world, seeds
 from rltool.spaces import Array, LeafSpec, Leaves
+from rltool.threaded import ThreadedVectorEnv
 
 # How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
 # once and know what plugins registered. Elsewhere fork is missing or unsafe.
@@ -49,6 +51,11 @@ def make_env_in_worker(config: GymEnvConfig, index: int, world: int, parent: int
     return make_env(config, index)
 
 
+def usable_cores() -> int:
+    """Processor cores that this process may use: what a batch system left it, not all that the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def _worker_reports() -> Iterator[None]:
     """Gymnasium prints the tracebacks of its workers and then raises the same errors here: once is enough."""
@@ -59,60 +66,37 @@ def _worker_reports() -> Iterator[None]:
         gymnasium.logger.min_level = level
 
 
-class GymVectorEnv:
-    """Gymnasium environments side by side, in this process or in worker processes.
+class VectorEnvBase(ABC):
+    """Environments side by side, described by one of them.
 
     Args:
         config: the env node.
+        probe: one of the environments.
         seed: seed of the run.
         session: how many processes worked on this run before: each starts its environments at fresh seeds.
 
     Attributes:
         id: the full id, with its version.
-        resolved_config: the env node with the full id.
+        resolved_config: the env node with what was found out: the full id, where the mask of actions is.
         leaves, actions: the specs.
-
-    Raises:
-        ConfigError: the environment cannot be made, or has a space that rltool does not take.
     """
 
-    def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
+    def __init__(self, config: GymEnvConfig, probe: EnvContract, *, seed: int, session: int) -> None:
         self.num_envs = config.num_envs
         self._seeds = seeds(seed, Stream.TRAIN_ENV, config.num_envs, start=session * config.num_envs)
-        with closing(make_env(config, 0, tell=True)) as probe:
-            self.id = probe.spec.id if probe.spec is not None else config.id
-            module = config.id.rpartition(":")[0]
-            # What has been found out is found out once: the others, and evaluation, are told.
-            known = {"id": f"{module}:{self.id}" if module else self.id, "action_mask": probe.mask_source}
-            self.resolved_config = config = config.model_copy(update=known)
-            self.leaves: tuple[LeafSpec, ...] = probe.leaves
-            self.actions: ActionSpec = probe.actions
-        self._lost = False  # a worker process ended by itself
-        self._env: VectorEnv[Any, Any, Any]
-        self._reports = _worker_reports if config.backend == "async" else nullcontext
-        if config.backend == "async":
-            workers = [
-                partial(make_env_in_worker, config, index, world, os.getpid())
-                for index, world in enumerate(self._seeds)
-            ]
-            self._env = AsyncVectorEnv(
-                workers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP, context=START_METHOD
-            )
-        else:
-            factories = [partial(make_env, config, index) for index in range(config.num_envs)]
-            self._env = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.id = probe.spec.id if probe.spec is not None else config.id
+        module = config.id.rpartition(":")[0]
+        # What has been found out is found out once: the others, and evaluation, are told.
+        known = {"id": f"{module}:{self.id}" if module else self.id, "action_mask": probe.mask_source}
+        self.resolved_config = config.model_copy(update=known)
+        self.leaves: tuple[LeafSpec, ...] = probe.leaves
+        self.actions: ActionSpec = probe.actions
 
-    @staticmethod
-    def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
-        """One of these environments, as evaluation wants it; see :func:`single_env`."""
-        return make_env(config, index, render_mode, evaluation=True)
-
+    @abstractmethod
     def reset(self) -> Leaves:
         """Starts every environment at its own seed; leaves ``[num_envs, *shape]``."""
-        with self._reports():
-            observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
-        return leaves_of(observation, self.leaves)
 
+    @abstractmethod
     def step(self, action: Array) -> Step:
         """Steps all environments.
 
@@ -122,6 +106,67 @@ class GymVectorEnv:
         Raises:
             EnvironmentFault: an environment raised, broke its contract, or its worker process ended.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes every environment and ends worker processes."""
+
+    def collector(
+        self,
+        behaviour: Behaviour,
+        *,
+        total_frames: int,
+        generator: torch.Generator,
+        device: torch.device,
+        frames: int = 0,
+    ) -> Collector:
+        """A collector that steps these environments."""
+        return Collector(self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames)
+
+
+class GymVectorEnv(VectorEnvBase):
+    """Gymnasium environments in this process, in its threads or in worker processes (``env.backend``).
+
+    Args:
+        config, seed, session: as for :class:`VectorEnvBase`.
+
+    Raises:
+        ConfigError: the environment cannot be made, or has a space that rltool does not take.
+    """
+
+    def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
+        with closing(make_env(config, 0, tell=True)) as probe:
+            super().__init__(config, probe, seed=seed, session=session)
+        config = self.resolved_config
+        self._lost = False  # a worker process ended by itself
+        self._env: VectorEnv[Any, Any, Any] | ThreadedVectorEnv
+        self._reports = _worker_reports if config.backend == "async" else nullcontext
+        if config.backend == "async":
+            workers = [
+                partial(make_env_in_worker, config, index, world, os.getpid())
+                for index, world in enumerate(self._seeds)
+            ]
+            self._env = AsyncVectorEnv(
+                workers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP, context=START_METHOD
+            )
+            return
+        factories = [partial(make_env, config, index) for index in range(config.num_envs)]
+        if config.backend == "threads":
+            self._env = ThreadedVectorEnv(factories, usable_cores())
+        else:
+            self._env = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    @staticmethod
+    def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
+        """One of these environments, as evaluation wants it; see :func:`single_env`."""
+        return make_env(config, index, render_mode, evaluation=True)
+
+    def reset(self) -> Leaves:
+        with self._reports():
+            observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
+        return leaves_of(observation, self.leaves)
+
+    def step(self, action: Array) -> Step:
         try:
             with self._reports():
                 observation, reward, terminated, truncated, info = self._env.step(action)
@@ -136,20 +181,7 @@ class GymVectorEnv:
             final = [(int(index), leaves_of(info["final_obs"][index], self.leaves)) for index in ended]
         return Step(leaves_of(observation, self.leaves), reward, terminated, truncated, final)
 
-    def collector(
-        self,
-        behaviour: Behaviour,
-        *,
-        total_frames: int,
-        generator: torch.Generator,
-        device: torch.device,
-        frames: int = 0,
-    ) -> Collector:
-        """A collector that steps these environments."""
-        return Collector(self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames)
-
     def close(self) -> None:
-        """Closes every environment and ends worker processes."""
         if self._lost:
             # Gymnasium's own close waits for the answer that will not come.
             assert isinstance(self._env, AsyncVectorEnv)

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltool.actions import ActionSpec
+from rltool.actions import ActionSpec, action_spec
 from rltool.collect import Collector, TensorLeaves
 from rltool.composition import read_overrides
 from rltool.configfiles import ConfigFiles
@@ -58,7 +58,16 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
             "several": spaces.MultiDiscrete([2, 4]),
         }
     ),
-    "text": spaces.Text(3),
+    "photo": _box(0, 255, (84, 84, 3), np.uint8),
+    "channels first": _box(0, 255, (4, 84, 84), np.uint8),
+    "float image": _box(0, 1, (84, 84, 3)),
+    "multi_discrete": spaces.MultiDiscrete([3, 2], start=[-1, 4]),
+    "multi_binary": spaces.MultiBinary((2, 3)),
+    "dict of images": spaces.Dict(
+        {"arm": spaces.Dict({"camera": _box(0, 255, (40, 40, 1), np.uint8)}), "speed": _box(-1, 1, (2,))}
+    ),
+    # Text is for no network: only with observation_keys=[seen].
+    "text": spaces.Dict({"seen": _box(-1, 1, (2,)), "mission": spaces.Text(8)}),
 }
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(2),
@@ -71,6 +80,10 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "pair": spaces.MultiDiscrete([3, 3]),
     "bits": spaces.MultiBinary(4),
     "whole": _box(0, 9, (2,), np.int64),
+    "multi equal": spaces.MultiDiscrete([3, 3], start=[0, -1]),
+    "multi 2-D": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "binary": spaces.MultiBinary(3),
+    "binary 2-D": spaces.MultiBinary((2, 2)),
 }
 # What a faulty environment makes of the right answer to a step.
 FAULTS: dict[str, Callable[..., Result]] = {
@@ -93,6 +106,22 @@ SIGNALS: dict[str, Callable[[], None]] = {
 }
 
 
+def drawn_from(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+    """An element of a space, drawn from a generator (and not from the space's own, which no seed of a run reaches)."""
+    if isinstance(space, spaces.Dict):
+        return {name: drawn_from(part, rng) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Text):
+        return "go"
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start + rng.integers(space.nvec)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(2, size=space.shape, dtype=np.int8)
+    assert isinstance(space, spaces.Box)
+    if space.dtype.kind == "u":
+        return rng.integers(space.low, space.high, endpoint=True, dtype=space.dtype.type)
+    return rng.uniform(space.low, space.high).astype(space.dtype)
+
+
 class Probe(gym.Env[Any, Any]):
     """Counts its steps, checks that each action lies in its space, and can break the contract at a chosen step.
 
@@ -100,10 +129,13 @@ class Probe(gym.Env[Any, Any]):
         n: steps of an episode; None: it never ends.
         end: ``trunc`` or ``term``.
         obs: a name of :data:`OBSERVATIONS`; ``t`` is the step within the episode, ``noise`` N(100, 10) of the
-            environment's own generator, ``world`` a number of NumPy's global one.
+            environment's own generator, ``world`` a number of NumPy's global one; what has no rule of its own is drawn
+            from the environment's own.
         actions: a name of :data:`ACTIONS`.
         reward: what each step pays; a list becomes an array, ``t`` pays the step within the episode, ``drawn`` a whole
             number from 0 to 9 that the environment's own generator draws at reset.
+        mask: where it tells which actions are valid: ``info``, ``method``, or ``key`` (the observation is then a Dict of
+            what it was and ``action_mask``); drawn anew for each step, and no other action is borne.
         fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``die`` (the process), at the ``at``-th step since it was made.
     """
 
@@ -114,6 +146,7 @@ class Probe(gym.Env[Any, Any]):
         obs: str = "const",
         actions: str = "discrete",
         reward: object = 1.0,
+        mask: str | None = None,
         fault: str | None = None,
         at: int = 1,
     ) -> None:
@@ -121,6 +154,31 @@ class Probe(gym.Env[Any, Any]):
         self.reward = np.array(reward) if isinstance(reward, list) else reward
         self.observation_space, self.action_space = OBSERVATIONS[obs], ACTIONS[actions]
         self.t = self.steps = 0
+        self.mask, self.spec_of_actions = mask, action_spec(self.action_space, "Probe-v0")
+        self.valid = np.ones(self.spec_of_actions.size, np.int8)
+        if mask == "key":
+            parts = {"seen": self.observation_space, "action_mask": spaces.MultiBinary(self.spec_of_actions.size)}
+            self.observation_space = spaces.Dict(parts)
+        elif mask == "method":
+            self.action_masks = lambda: self.valid
+
+    def answer(self) -> tuple[Any, dict[str, Any]]:
+        """An observation with the mask in it, and the info with the mask in it, as ``mask`` says."""
+        if self.mask is None:
+            return self.observe(), {}
+        self.valid = self.np_random.integers(2, size=self.spec_of_actions.size, dtype=np.int8)
+        for first, count in zip(np.cumsum([0, *self.spec_of_actions.nvec]), self.spec_of_actions.nvec, strict=False):
+            self.valid[first + self.np_random.integers(count)] = 1  # one of each choice at least
+        seen = {"seen": self.observe(), "action_mask": self.valid} if self.mask == "key" else self.observe()
+        return seen, {"action_mask": self.valid} if self.mask == "info" else {}
+
+    def check(self, action: object) -> None:
+        """An action lies in the space, and in the mask."""
+        assert self.action_space.contains(np.asarray(action)), f"action {action!r} outside {self.action_space}"
+        if self.mask is not None:
+            spec = self.spec_of_actions
+            chosen = np.reshape(action, -1) - np.asarray(spec.start) + np.cumsum([0, *spec.nvec[:-1]])
+            assert self.valid[chosen].all(), f"action {action!r} is masked: {self.valid}"
 
     def observe(self) -> Any:
         match self.obs:
@@ -149,27 +207,30 @@ class Probe(gym.Env[Any, Any]):
                 camera, inner = np.full((36, 40), self.t, np.uint8), {"c": np.int64(1 + self.t % 3), "x": np.zeros(2)}
                 bits, several = np.array([1, 0, self.t & 1], np.int8), np.array([self.t % 2, self.t % 4])
                 return {"bits": bits, "camera": camera, "inner": inner, "several": several}
-            case _:
+            case "const":
                 return np.array([1], np.float32)
+            case _:
+                return drawn_from(OBSERVATIONS[self.obs], self.np_random)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
         super().reset(seed=seed)
         self.t, self.drawn = 0, float(self.np_random.integers(10))
-        return self.observe(), {}
+        return self.answer()
 
     def step(self, action: object) -> Any:
-        assert self.action_space.contains(np.asarray(action)), f"action {action!r} outside {self.action_space}"
+        self.check(action)
         self.t, self.steps = self.t + 1, self.steps + 1
         done = self.t == self.n
         reward = (
             {"t": float(self.t), "drawn": self.drawn}.get(self.reward) if isinstance(self.reward, str) else self.reward
         )
+        seen, info = self.answer()
         result = (
-            self.observe(),
+            seen,
             reward,
             done and self.end == "term",
             done and self.end == "trunc",
-            {"steps": self.steps},
+            {"steps": self.steps, **info},
         )
         if self.fault is None or self.steps != self.at:
             return result

@@ -211,7 +211,7 @@ def test_frames_that_a_wrapper_stacks_are_channels(vector: MakeVector) -> None:
 @pytest.mark.parametrize("changes", [{"actions": "whole"}, {"obs": "text"}])
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_space_that_is_not_taken_is_refused_before_anything_runs(changes: dict[str, str], backend: str) -> None:
-    space = ACTIONS["whole"] if "actions" in changes else OBSERVATIONS["text"]
+    space = ACTIONS["whole"] if "actions" in changes else OBSERVATIONS["text"]["mission"]
     before = set(multiprocessing.active_children())
     with pytest.raises(ConfigError, match=re.escape(str(space))):
         GymVectorEnv(gym_config(num_envs=2, backend=backend, **changes), seed=0)

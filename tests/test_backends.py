@@ -1,0 +1,131 @@
+"""Backends: whatever steps the environments, the batches are the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from probes import ACTIONS, OBSERVATIONS, gym_config
+
+from rltool import vectorized
+from rltool.choices import best, masked
+from rltool.collect import Step
+from rltool.errors import ConfigError, EnvironmentFault
+from rltool.spaces import MASK, Leaves
+from rltool.vectorized import GymVectorEnv
+
+MakeVector = Callable[..., GymVectorEnv]
+OTHERS = ("threads", "async")
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks, of two environments and of one, on any machine."""
+    monkeypatch.setattr(vectorized, "usable_cores", lambda: 2)
+
+
+def rollout(env: GymVectorEnv, steps: int = 7) -> tuple[Leaves, list[Step]]:
+    """The first observation and the steps after random actions, valid ones where they are masked; all of it copied."""
+    source = torch.Generator().manual_seed(3)
+
+    def kept(leaves: Leaves) -> Leaves:
+        return {key: array.copy() for key, array in leaves.items()}
+
+    first = observation = kept(env.reset())
+    answers = []
+    for _ in range(steps):
+        chosen = env.actions.random(env.num_envs, source)
+        if MASK in observation:
+            noise = torch.rand(env.num_envs, env.actions.size, generator=source)
+            chosen = best(masked(noise, torch.from_numpy(observation[MASK]).bool()), env.actions.nvec)
+        answer = env.step(env.actions.to_env(chosen.numpy()))
+        observation = kept(answer.observation)
+        answers.append(Step(observation, answer.reward, answer.terminated, answer.truncated, answer.final))
+    return first, answers
+
+
+def assert_equal_leaves(found: Leaves, expected: Leaves) -> None:
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, err_msg=".".join(key))
+
+
+def assert_equal_rollouts(found: tuple[Leaves, list[Step]], expected: tuple[Leaves, list[Step]]) -> None:
+    assert_equal_leaves(found[0], expected[0])
+    for answer, wanted in zip(found[1], expected[1], strict=True):
+        assert_equal_leaves(answer.observation, wanted.observation)
+        for name in ("reward", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(answer, name), getattr(wanted, name), err_msg=name)
+        assert [index for index, _ in answer.final] == [index for index, _ in wanted.final]
+        for (_, final), (_, last) in zip(answer.final, wanted.final, strict=True):
+            assert_equal_leaves(final, last)
+
+
+@pytest.mark.parametrize("obs", sorted(OBSERVATIONS.keys() - {"world", "text"}))
+def test_every_observation_is_the_same_through_every_backend(vector: MakeVector, obs: str) -> None:
+    expected = rollout(vector(num_envs=3, obs=obs, reward="drawn"))
+    assert sum(len(answer.final) for answer in expected[1]) == 6
+    for backend in OTHERS:
+        assert_equal_rollouts(rollout(vector(num_envs=3, obs=obs, reward="drawn", backend=backend)), expected)
+
+
+@pytest.mark.parametrize("actions", sorted(ACTIONS.keys() - {"whole"}))
+def test_every_action_is_in_its_space_through_every_backend(vector: MakeVector, actions: str) -> None:
+    # The probe itself refuses what its space does not contain.
+    expected = rollout(vector(num_envs=3, obs="noise", actions=actions))
+    for backend in OTHERS:
+        assert_equal_rollouts(rollout(vector(num_envs=3, obs="noise", actions=actions, backend=backend)), expected)
+
+
+@pytest.mark.parametrize("mask", ["info", "method", "key"])
+@pytest.mark.parametrize("actions", ["start", "multi", "binary 2-D"])
+def test_masks_are_the_same_through_every_backend(vector: MakeVector, mask: str, actions: str) -> None:
+    changes: dict[str, Any] = {"num_envs": 3, "obs": "noise", "actions": actions, "mask": mask}
+    env = vector(**changes)
+    assert env.resolved_config.action_mask == {"key": "action_mask"}.get(mask, mask)
+    expected = rollout(env)
+    assert not expected[0][MASK].all(), "some action of some environment is masked"
+    for backend in OTHERS:
+        assert_equal_rollouts(rollout(vector(backend=backend, **changes)), expected)
+
+
+@pytest.mark.parametrize("backend", ["sync", *OTHERS])
+def test_text_is_refused_unless_it_is_left_out(vector: MakeVector, backend: str) -> None:
+    with pytest.raises(ConfigError, match=r"observation\.mission the space Text.*env\.observation_keys"):
+        GymVectorEnv(gym_config(num_envs=2, backend=backend, obs="text"), seed=0)
+    env = vector(num_envs=3, backend=backend, obs="text", observation_keys=["seen"])
+    assert [leaf.name for leaf in env.leaves] == ["observation.seen"]
+    assert_equal_rollouts(rollout(env), rollout(vector(num_envs=3, obs="text", observation_keys=["seen"])))
+
+
+def test_threads_step_a_simulator_as_one_after_the_other_does(vector: MakeVector) -> None:
+    changes: dict[str, Any] = {"num_envs": 5, "max_episode_steps": 6}
+    expected = rollout(vector("Hopper-v5", **changes), steps=20)
+    assert_equal_rollouts(rollout(vector("Hopper-v5", backend="threads", **changes), steps=20), expected)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("raise", "ZeroDivisionError: the probe broke"), ("exit", "SystemExit: 0"), ("reward None", "the reward of")],
+)
+def test_what_an_environment_raises_in_a_thread_is_named(vector: MakeVector, fault: str, message: str) -> None:
+    env = vector(num_envs=3, backend="threads", fault=fault, at=2)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    with pytest.raises(EnvironmentFault, match=rf"^environment 0 \(Probe-v0, Probe\): .*{message}"):
+        env.step(np.zeros(3, np.int64))
+
+
+def test_threads_end_with_the_environments() -> None:
+    before = threading.active_count()
+    env = GymVectorEnv(gym_config(num_envs=3, backend="threads"), seed=0)
+    env.reset()
+    assert threading.active_count() == before + 1
+    env.close()
+    assert threading.active_count() == before
+    assert not multiprocessing.active_children()
