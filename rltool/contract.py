@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, cast
@@ -51,7 +52,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, env: GymEnv, name: str, index: int, *, keys: list[str] | None = None, action_mask: str = "none"
     ) -> None:
         super().__init__(env)
-        self._name = f"environment {index} ({name}, {type(env.unwrapped).__name__})"
+        self._id, self._name = name, f"environment {index} ({name}, {type(env.unwrapped).__name__})"
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
                 raise EnvironmentFault(f"{self._name}: it declares no {space}. Set self.{space} in its __init__")
@@ -77,6 +78,31 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def as_leaves(self, observation: Any) -> Leaves:
         """The leaves of what :meth:`reset` or :meth:`step` gave, or of a batch of them."""
         return leaves_of(observation, self.leaves)
+
+    def batched(self, observation: object, info: Mapping[str, object], count: int) -> Leaves:
+        """The leaves ``[count, *shape]`` of what a vectorised version of this environment gave, by its own spaces.
+
+        Raises:
+            EnvironmentFault: something is missing or has another shape or type than this environment's.
+        """
+        where = f"{self._id}, {count} side by side"
+        try:
+            leaves = flatten(observation, self._inputs)
+            if self._masked:
+                mask = entry(observation, self._mask_key[1:]) if self._mask_key is not None else info[MASK[0]]
+                leaves[MASK] = np.asarray(mask).astype(np.bool_)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EnvironmentFault(f"{where}: an observation or a mask of actions lacks a part: {error!r}") from error
+        for spec in self.leaves:
+            found = leaves[spec.key]
+            fits = found.size == count * math.prod(spec.shape) and np.can_cast(found.dtype, spec.dtype, "same_kind")
+            if not fits:
+                raise EnvironmentFault(
+                    f"{where}: {spec.name} must have shape {(count, *spec.shape)} and a type that fits {spec.dtype}, found "
+                    f"shape {found.shape} of {found.dtype}"
+                )
+            leaves[spec.key] = found.reshape(count, *spec.shape)
+        return leaves
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium
 from gymnasium.error import Error as GymnasiumError
@@ -20,6 +22,8 @@ from rltool.wording import did_you_mean, nearest
 if TYPE_CHECKING:
     from rltool.schema import EnvConfig
     from rltool.vectorized import GymVectorEnv
+
+Made = TypeVar("Made")
 
 
 def make_env(
@@ -47,7 +51,8 @@ def wrapped(
     config: GymEnvConfig, render_mode: str | None = None, *, tell: bool = False, evaluation: bool = False
 ) -> GymEnv:
     """The environment with its wrappers, as Gymnasium has it; see :func:`make_env`."""
-    env = _gym_make(config, render_mode, tell=tell)
+    given: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    env: GymEnv = gym_made(config, partial(gymnasium.make, disable_env_checker=True, **given), tell=tell)
     for position, wrapper in enumerate(config.wrappers):
         if evaluation and wrapper.eval is False:
             continue
@@ -89,19 +94,28 @@ def single_env(config: EnvConfig, index: int, render_mode: str | None = None) ->
     return cast("type[GymVectorEnv]", config.target()).single(config, index, render_mode)  # type: ignore[arg-type]
 
 
-def _gym_make(config: GymEnvConfig, render_mode: str | None, *, tell: bool) -> GymEnv:
+def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = False) -> Made:
+    """What a Gymnasium id stands for.
+
+    Args:
+        config: the env node.
+        make: ``gymnasium.make`` or a function like it; called with the id and the arguments of the config.
+        tell: print Gymnasium's warnings about the id.
+
+    Raises:
+        ConfigError: the id or an argument is wrong, or a package is missing.
+        EnvironmentFault: the environment's own code raised.
+    """
     module, _, env_id = config.id.rpartition(":")
     if module:
         import_user_module(module, "env.id")
     arguments: dict[str, object] = dict(config.kwargs)
     if config.max_episode_steps is not None:
         arguments["max_episode_steps"] = config.max_episode_steps
-    if render_mode is not None:
-        arguments["render_mode"] = render_mode
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            env = gymnasium.make(env_id, disable_env_checker=True, **arguments)  # type: ignore[arg-type]
+            env = make(env_id, **arguments)
         if tell:
             for text in dict.fromkeys(str(warning.message) for warning in caught):
                 _tell(text)

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SerializeAsAny, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    SerializeAsAny,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 from rltool.errors import Problem
 from rltool.registry import Schema, register
@@ -129,10 +138,34 @@ class GymEnvConfig(EnvConfig):
     )
     max_episode_steps: PositiveCount | None = Field(description="time limit in steps; null: the environment's own")
 
+    @field_validator("backend")
+    @classmethod
+    def _steps_transforms(cls, backend: str, others: ValidationInfo) -> str:
+        if others.data.get("transforms") and backend != "sync":
+            raise ValueError(
+                f"expected sync with env.transforms (TorchRL steps one environment after the other), found {backend}"
+            )
+        return backend
+
+    @field_validator("wrappers")
+    @classmethod
+    def _are_applied(cls, wrappers: list[WrapperConfig], others: ValidationInfo) -> list[WrapperConfig]:
+        """Wrappers are around single environments, which these backends do not have."""
+        backend, names = others.data.get("backend"), ", ".join(wrapper.name for wrapper in wrappers)
+        if wrappers and backend == "vector":
+            raise ValueError(
+                f"expected none with env.backend=vector, found {names}; env.backend=sync or threads has them"
+            )
+        return wrappers
+
     def builds(self) -> str:
         if self.transforms:
             return "rltool.torchrl_env:TorchRLVectorEnv"
-        return "rltool.envpool_env:EnvPoolVectorEnv" if self.backend == "envpool" else super().builds()
+        others = {
+            "envpool": "rltool.envpool_env:EnvPoolVectorEnv",
+            "vector": "rltool.vector_version:VectorVersionEnv",
+        }
+        return others.get(self.backend, super().builds())
 
 
 @register("env", "atari", builder="rltool.vectorized:GymVectorEnv")

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -122,6 +122,26 @@ class VectorEnvBase(ABC):
     ) -> Collector:
         """A collector that steps these environments."""
         return Collector(self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames)
+
+
+def restarted(
+    observation: Leaves, reward: Array, terminated: Array, truncated: Array, restart: Callable[[Array], Leaves]
+) -> Step:
+    """The step of environments that do not restart by themselves: those whose episode ended are restarted.
+
+    Args:
+        observation: leaves ``[num_envs, *shape]`` after the step.
+        reward, terminated, truncated: ``[num_envs]``.
+        restart: the first leaves ``[len(ended), *shape]`` of new episodes of the environments with these numbers.
+    """
+    ended = np.flatnonzero(terminated | truncated)
+    if not len(ended):
+        return Step(observation, reward, terminated, truncated, ())
+    observation = {key: array.copy() for key, array in observation.items()}
+    final = [(int(index), {key: array[index].copy() for key, array in observation.items()}) for index in ended]
+    for key, array in restart(ended).items():
+        observation[key][ended] = array
+    return Step(observation, reward, terminated, truncated, final)
 
 
 class GymVectorEnv(VectorEnvBase):

@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from probes import ACTIONS, OBSERVATIONS, gym_config
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from probes import ACTIONS, OBSERVATIONS, Probe, gym_config
 
 from rltool import vectorized
 from rltool.choices import best, masked
 from rltool.collect import Step
+from rltool.config import load_node
 from rltool.errors import ConfigError, EnvironmentFault
 from rltool.spaces import MASK, Leaves
 from rltool.vectorized import GymVectorEnv
@@ -129,3 +132,85 @@ def test_threads_end_with_the_environments() -> None:
     env.close()
     assert threading.active_count() == before
     assert not multiprocessing.active_children()
+
+
+# ------------------------------------------------------------------------------------- an environment's vector version
+
+
+class WholeReset(SyncVectorEnv):
+    """Restarts everything, whatever mask it is given."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+def vector_probes(cls: type[SyncVectorEnv], mode: AutoresetMode) -> Callable[..., SyncVectorEnv]:
+    def make(num_envs: int, max_episode_steps: int | None = None, **kwargs: Any) -> SyncVectorEnv:
+        factories = [lambda: Probe(**kwargs)] * num_envs
+        if max_episode_steps is not None:
+            factories = [lambda: gymnasium.wrappers.TimeLimit(Probe(**kwargs), max_episode_steps)] * num_envs
+        return cls(factories, autoreset_mode=mode)
+
+    return make
+
+
+for name, (cls, mode) in {
+    "Same": (SyncVectorEnv, AutoresetMode.SAME_STEP),
+    "Next": (SyncVectorEnv, AutoresetMode.NEXT_STEP),
+    "Disabled": (SyncVectorEnv, AutoresetMode.DISABLED),
+    "Whole": (WholeReset, AutoresetMode.NEXT_STEP),
+}.items():
+    gymnasium.register(f"{name}Vector-v0", entry_point=Probe, vector_entry_point=vector_probes(cls, mode))
+
+
+def vector_version(env_id: str, num_envs: int = 3, seed: int = 0, **changes: Any) -> Any:
+    return gym_config(env_id, num_envs=num_envs, backend="vector", **changes).build(seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["Same", "Next", "Disabled"])
+@pytest.mark.parametrize("changes", [{"obs": "t"}, {"obs": "t", "mask": "key"}, {"obs": "t", "n": None}])
+def test_a_vector_version_gives_real_transitions_only(vector: MakeVector, mode: str, changes: dict[str, Any]) -> None:
+    limit = 3 if "n" in changes else None
+    env = vector_version(f"{mode}Vector-v0", max_episode_steps=limit, **changes)
+    key = env.leaves[0].key
+    first, answers = rollout(env)
+    seen = [first[key].reshape(-1).tolist()]
+    for answer in answers:
+        final = {index: leaves[key].item() for index, leaves in answer.final}
+        for index, before in enumerate(seen[-1]):
+            after = final.get(index, answer.observation[key][index].item())
+            assert (before, after) in {(0, 1), (1, 2), (2, 3)}
+        assert answer.reward.tolist() == [1.0] * 3
+        seen.append(answer.observation[key].reshape(-1).tolist())
+    assert seen == [[t % 3] * 3 for t in range(8)]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("CartPole-v1", "vector: CartPole-v1 has a vector version that restarts an environment only with the step"),
+        (
+            "WholeVector-v0",
+            r"vector: WholeVector-v0 has a vector version .*all environments at once.*sync, threads or async",
+        ),
+        ("Acrobot-v1", "vector: Acrobot-v1 has no vector version of its own"),
+    ],
+)
+def test_a_vector_version_that_would_give_ghosts_is_refused(env_id: str, message: str) -> None:
+    changes = {"obs": "t"} if "Vector" in env_id else {}
+    with pytest.raises(ConfigError, match=rf"^env\.backend: {message}"):
+        vector_version(env_id, **changes)
+
+
+def test_a_vector_version_of_one_environment_needs_no_mask() -> None:
+    env = vector_version("CartPole-v1", num_envs=1, max_episode_steps=5)
+    _, answers = rollout(env, steps=11)
+    assert [answer.truncated.item() for answer in answers] == [step % 5 == 4 for step in range(11)]
+    assert all(answer.reward.item() == 1.0 for answer in answers)
+
+
+def test_wrappers_around_a_vector_version_are_refused() -> None:
+    config = {**gym_config().model_dump(), "backend": "vector", "wrappers": [{"name": "ClipReward", "kwargs": {}}]}
+    with pytest.raises(ConfigError, match=r"env\.wrappers: expected none with env\.backend=vector, found ClipReward"):
+        load_node("env", config)
