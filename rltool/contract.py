@@ -268,12 +268,12 @@ def _storage(spec: LeafSpec) -> spaces.Box:
 
 
 def _stacked(env: GymEnv) -> int:
-    """How many frames the outermost frame-stacking wrapper stacks; 1 where there is none."""
+    """How many frames the outermost frame-stacking wrapper stacks, or the environment itself (its ``stacked``)."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, FrameStackObservation):
             return int(env.stack_size)
         env = env.env
-    return 1
+    return int(getattr(env, "stacked", 1))
 
 
 def _entry(space: spaces.Space[Any], dotted: str) -> spaces.Space[Any] | None:

@@ -123,6 +123,17 @@ class EnvConfig(Schema):
     )
 
 
+# EnvPool's arguments that do what a Gymnasium wrapper does (of Atari's; MuJoCo's stack is frame_stack).
+_IN_ENVPOOL = {
+    "AtariPreprocessing": ("noop_max", "frame_skip", "img_height", "img_width", "episodic_life", "gray_scale"),
+    "ClipReward": ("reward_clip",),
+    "FrameStackObservation": ("stack_num", "frame_stack"),
+    "GrayscaleObservation": ("gray_scale",),
+    "MaxAndSkipObservation": ("frame_skip",),
+    "ResizeObservation": ("img_height", "img_width"),
+}
+
+
 @register("env", "gym", builder="rltool.vectorized:GymVectorEnv")
 class GymEnvConfig(EnvConfig):
     """A Gymnasium environment by its id."""
@@ -151,12 +162,14 @@ class GymEnvConfig(EnvConfig):
     @classmethod
     def _are_applied(cls, wrappers: list[WrapperConfig], others: ValidationInfo) -> list[WrapperConfig]:
         """Wrappers are around single environments, which these backends do not have."""
-        backend, names = others.data.get("backend"), ", ".join(wrapper.name for wrapper in wrappers)
-        if wrappers and backend == "vector":
-            raise ValueError(
-                f"expected none with env.backend=vector, found {names}; env.backend=sync or threads has them"
-            )
-        return wrappers
+        backend, names = others.data.get("backend"), [wrapper.name for wrapper in wrappers]
+        if not wrappers or backend not in ("vector", "envpool"):
+            return wrappers
+        same = [f"{name}: env.kwargs.{{{', '.join(_IN_ENVPOOL[name])}}}" for name in names if name in _IN_ENVPOOL]
+        hint = f"; EnvPool has arguments for {'; '.join(same)}" if same and backend == "envpool" else ""
+        raise ValueError(
+            f"expected none with env.backend={backend}, found {', '.join(names)}. env.backend=sync and threads apply them{hint}"
+        )
 
     def builds(self) -> str:
         if self.transforms:

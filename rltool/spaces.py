@@ -284,3 +284,10 @@ def entry(observation: object, path: Iterable[str]) -> object:
             else cast("Mapping[str, object]", observation)[part]
         )
     return observation
+
+
+def nth(batch: Any, index: int) -> Any:
+    """One of a batch of observations, nested as the batch is (an array of whole observations is one, too)."""
+    if isinstance(batch, Mapping):
+        return {name: nth(part, index) for name, part in batch.items()}
+    return tuple(nth(part, index) for part in batch) if isinstance(batch, tuple) else batch[index]

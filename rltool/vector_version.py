@@ -17,7 +17,7 @@ from rltool.envs import gym_made, make_env
 from rltool.errors import ConfigError, EnvironmentFault, Problem
 from rltool.importing import raised
 from rltool.schema import GymEnvConfig
-from rltool.spaces import MASK, Array, Leaves, flatten
+from rltool.spaces import MASK, Array, Leaves, flatten, nth
 from rltool.vectorized import VectorEnvBase, restarted
 
 # Steps before a trial restart: enough that an environment has moved away from its first observation.
@@ -101,7 +101,7 @@ class VectorVersionEnv(VectorEnvBase):
         if not self._same_step:
             return restarted(leaves, reward, terminated, truncated, self._restart)
         ended = np.flatnonzero(terminated | truncated)
-        final = [(int(index), self._final(_one(info["final_obs"], int(index)))) for index in ended]
+        final = [(int(index), self._final(nth(info["final_obs"], int(index)))) for index in ended]
         return Step(leaves, reward, terminated, truncated, final)
 
     def _reset_at(self, ended: Array) -> Leaves:
@@ -133,10 +133,3 @@ class VectorVersionEnv(VectorEnvBase):
 
 def _refused(env_id: str, reason: str) -> ConfigError:
     return ConfigError(Problem("env.backend", f"vector: {env_id} {reason}", "Use env.backend=sync, threads or async"))
-
-
-def _one(batch: Any, index: int) -> Any:
-    """One of a batch of observations, nested as the environment has it; Gymnasium's own are an array of objects."""
-    if isinstance(batch, Mapping):
-        return {name: _one(part, index) for name, part in batch.items()}
-    return tuple(_one(part, index) for part in batch) if isinstance(batch, tuple) else batch[index]

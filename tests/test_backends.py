@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -214,3 +215,9 @@ def test_wrappers_around_a_vector_version_are_refused() -> None:
     config = {**gym_config().model_dump(), "backend": "vector", "wrappers": [{"name": "ClipReward", "kwargs": {}}]}
     with pytest.raises(ConfigError, match=r"env\.wrappers: expected none with env\.backend=vector, found ClipReward"):
         load_node("env", config)
+
+
+def test_a_missing_envpool_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ConfigError, match=r"^env\.backend: module envpool .*pip install 'rltool\[envpool\]'"):
+        gym_config("CartPole-v1", backend="envpool").build(seed=0)
