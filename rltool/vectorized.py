@@ -6,64 +6,31 @@ hands over the true final observation of an episode.
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Collector, Step
 from rltool.contract import EnvContract, leaves_of
 from rltool.envs import make_env
-from rltool.errors import EnvironmentFault
 from rltool.schema import GymEnvConfig
-from rltool.seeding import Stream, seed_world, seeds
+from rltool.seeding import Stream, seeds
 from rltool.spaces import Array, LeafSpec, Leaves
 from rltool.threaded import ThreadedVectorEnv
-
-# How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
-# once and know what plugins registered. Elsewhere fork is missing or unsafe.
-START_METHOD = "fork" if sys.platform == "linux" else "spawn"
-
-
-def make_env_in_worker(config: GymEnvConfig, index: int, world: int, parent: int) -> EnvContract:
-    """:func:`make_env` for a worker process (picklable; Gymnasium calls the first in the parent, too, for the spaces).
-
-    Args:
-        config, index: as for :func:`make_env`.
-        world: seeds the worker's global generators; those of the parent are seeded already.
-        parent: process id of the parent.
-    """
-    if os.getpid() != parent:
-        seed_world(world)
-        # Ctrl-C reaches every process of a terminal; when to stop is for the process that saves the checkpoint to say.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return make_env(config, index)
+from rltool.workers import WorkerVectorEnv
 
 
 def usable_cores() -> int:
     """Processor cores that this process may use: what a batch system left it, not all that the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _worker_reports() -> Iterator[None]:
-    """Gymnasium prints the tracebacks of its workers and then raises the same errors here: once is enough."""
-    level, gymnasium.logger.min_level = gymnasium.logger.min_level, logging.CRITICAL
-    try:
-        yield
-    finally:
-        gymnasium.logger.min_level = level
 
 
 class VectorEnvBase(ABC):
@@ -158,20 +125,11 @@ class GymVectorEnv(VectorEnvBase):
         with closing(make_env(config, 0, tell=True)) as probe:
             super().__init__(config, probe, seed=seed, session=session)
         config = self.resolved_config
-        self._lost = False  # a worker process ended by itself
-        self._env: VectorEnv[Any, Any, Any] | ThreadedVectorEnv
-        self._reports = _worker_reports if config.backend == "async" else nullcontext
-        if config.backend == "async":
-            workers = [
-                partial(make_env_in_worker, config, index, world, os.getpid())
-                for index, world in enumerate(self._seeds)
-            ]
-            self._env = AsyncVectorEnv(
-                workers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP, context=START_METHOD
-            )
-            return
         factories = [partial(make_env, config, index) for index in range(config.num_envs)]
-        if config.backend == "threads":
+        self._env: VectorEnv[Any, Any, Any] | ThreadedVectorEnv
+        if config.backend == "async":
+            self._env = WorkerVectorEnv(config, self._seeds)
+        elif config.backend == "threads":
             self._env = ThreadedVectorEnv(factories, usable_cores())
         else:
             self._env = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -182,19 +140,11 @@ class GymVectorEnv(VectorEnvBase):
         return make_env(config, index, render_mode, evaluation=True)
 
     def reset(self) -> Leaves:
-        with self._reports():
-            observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
+        observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
         return leaves_of(observation, self.leaves)
 
     def step(self, action: Array) -> Step:
-        try:
-            with self._reports():
-                observation, reward, terminated, truncated, info = self._env.step(action)
-        except (EOFError, ConnectionError) as error:
-            self._lost = True
-            raise EnvironmentFault(
-                f"a worker process of {self.id} ended without an answer: it was killed, ran out of memory, or the environment called exit"
-            ) from error
+        observation, reward, terminated, truncated, info = self._env.step(action)
         final: list[tuple[int, Leaves]] = []
         if "final_obs" in info:
             ended = np.flatnonzero(info["_final_obs"])
@@ -202,11 +152,4 @@ class GymVectorEnv(VectorEnvBase):
         return Step(leaves_of(observation, self.leaves), reward, terminated, truncated, final)
 
     def close(self) -> None:
-        if self._lost:
-            # Gymnasium's own close waits for the answer that will not come.
-            assert isinstance(self._env, AsyncVectorEnv)
-            for process in self._env.processes:
-                process.terminate()
-                process.join()
-            self._env.closed = True
         self._env.close()

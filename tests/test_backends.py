@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +18,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from probes import ACTIONS, OBSERVATIONS, Probe, gym_config
 
-from rltool import vectorized
+from rltool import vectorized, workers
 from rltool.choices import best, masked
 from rltool.collect import Step
 from rltool.config import load_node
@@ -221,3 +224,47 @@ def test_a_missing_envpool_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ConfigError, match=r"^env\.backend: module envpool .*pip install 'rltool\[envpool\]'"):
         gym_config("CartPole-v1", backend="envpool").build(seed=0)
+
+
+# ------------------------------------------------------------------------------------------- processes that start afresh
+
+
+@pytest.fixture
+def spawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows: a worker process imports everything anew."""
+    monkeypatch.setattr(workers, "START_METHOD", "spawn")
+
+
+@pytest.mark.usefixtures("spawn")
+def test_spawned_workers_import_a_file_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "class MyEnv(PendulumEnv):\n"
+        "    pass\n"
+        "gymnasium.register('MyEnv-v3', entry_point=MyEnv, max_episode_steps=3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rollouts = []
+    for backend in ("sync", "async"):
+        with closing(GymVectorEnv(gym_config("my_env:MyEnv-v3", num_envs=2, backend=backend), seed=0)) as env:
+            rollouts.append(rollout(env))
+    assert_equal_rollouts(*rollouts)
+
+
+@pytest.mark.usefixtures("spawn")
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "gymnasium.envs.mujoco:Hopper-v5"])
+def test_spawned_workers_know_what_an_installed_module_registers(vector: MakeVector, env_id: str) -> None:
+    assert_equal_rollouts(rollout(vector(env_id, backend="async")), rollout(vector(env_id)))
+
+
+@pytest.mark.usefixtures("spawn")
+def test_an_id_that_spawned_workers_do_not_know_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    gymnasium.register("OnlyHere-v0", entry_point=Probe)
+    with pytest.raises(
+        ConfigError, match=r"^env\.id: OnlyHere-v0 is registered in this process only.*module:OnlyHere-v0"
+    ):
+        GymVectorEnv(gym_config("OnlyHere-v0", backend="async"), seed=0)
+    assert "Traceback" not in capfd.readouterr().err
+    gc.collect()
+    assert not multiprocessing.active_children()

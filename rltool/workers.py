@@ -1,0 +1,135 @@
+"""Gymnasium environments in worker processes.
+
+Where processes start afresh, each of them imports this module: it needs little.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import _async_worker
+
+from rltool.contract import EnvContract
+from rltool.envs import make_env
+from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
+from rltool.schema import GymEnvConfig
+from rltool.seeding import seed_world
+
+# How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
+# once and know what plugins registered. Elsewhere fork is missing or unsafe.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
+
+class WorkerVectorEnv(AsyncVectorEnv):
+    """Gymnasium's ``AsyncVectorEnv`` of :class:`EnvContract`; what goes wrong in a worker is raised here, once.
+
+    Args:
+        config: the env node.
+        worlds: a seed for the global generators of each worker.
+
+    Raises:
+        ConfigError: a worker cannot make the environment.
+        EnvironmentFault: here and from ``reset`` and ``step``: an environment raised or broke its contract, or its
+            worker ended.
+    """
+
+    def __init__(self, config: GymEnvConfig, worlds: Sequence[int]) -> None:
+        self._name, self._lost = config.id.rpartition(":")[2], False
+        factories = [partial(make_in_worker, config, index, world, os.getpid()) for index, world in enumerate(worlds)]
+        with self._reports():
+            super().__init__(
+                factories,
+                copy=False,
+                worker=_work,  # type: ignore[arg-type]  # Gymnasium's annotation lacks the semaphore
+                autoreset_mode=AutoresetMode.SAME_STEP,
+                context=START_METHOD,
+            )
+
+    def reset(self, **kwargs: Any) -> Any:
+        with self._reports():
+            return super().reset(**kwargs)
+
+    def step(self, actions: Any) -> Any:
+        with self._reports():
+            return super().step(actions)
+
+    @contextmanager
+    def _reports(self) -> Iterator[None]:
+        # Gymnasium prints the tracebacks of its workers and then raises the same errors here: once is enough.
+        level, gymnasium.logger.min_level = gymnasium.logger.min_level, logging.CRITICAL
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            self._lost = True
+            raise EnvironmentFault(
+                f"a worker process of {self._name} ended without an answer: it was killed, ran out of memory, or the environment called exit"
+            ) from error
+        finally:
+            gymnasium.logger.min_level = level
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the workers."""
+        if not self._lost:
+            super().close_extras(timeout, terminate)
+            return
+        # Gymnasium's own waits for the answer that will not come.
+        for process in self.processes:
+            process.terminate()
+            process.join()
+
+
+def make_in_worker(config: GymEnvConfig, index: int, world: int, parent: int) -> EnvContract:
+    """:func:`make_env` for a worker process (picklable; Gymnasium calls the first in the parent, too, for the spaces).
+
+    Args:
+        config, index: as for :func:`make_env`.
+        world: seeds the worker's global generators; those of the parent are seeded already.
+        parent: process id of the parent.
+    """
+    if os.getpid() == parent:
+        return make_env(config, index)
+    seed_world(world)
+    # Ctrl-C reaches every process of a terminal; when to stop is for the process that saves the checkpoint to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return make_env(config, index)
+    except ConfigError as error:
+        if ":" in config.id:
+            raise
+        raise ConfigError(
+            Problem(
+                "env.id",
+                f"{config.id} is registered in this process only: worker processes start afresh and do not know it",
+                f"Use env.id=module:{config.id} with the module that registers it, or env.backend=sync",
+            )
+        ) from error
+
+
+def _work(
+    index: int,
+    make: Callable[[], EnvContract],
+    pipe: Any,
+    parent_pipe: Any,
+    shared_memory: Any,
+    errors: Any,
+    autoreset_mode: AutoresetMode,
+    semaphore: Any,
+) -> None:
+    """Gymnasium's worker, which tells the parent also what keeps the environment from being made."""
+    try:
+        env = make()
+    except RltoolError as error:
+        pipe.recv()
+        errors.put((index, type(error), str(error), ""))
+        pipe.send((None, False))
+        return
+    _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)
