@@ -357,6 +357,7 @@ def explain(*rows: Metric) -> None:
 
 def explained() -> tuple[Metric, ...]:
     """The whole table: what all algorithms share, and what each registered one adds."""
+    import_module("rltool.schema")  # where the algorithms are registered
     for schema in kinds("algo").values():
         import_module(schema.builder.partition(":")[0])
     return tuple(_explained)

@@ -17,13 +17,13 @@ from rltool import buffers
 from rltool.buffers import Frames, PrioritizedBuffer, ReplayBuffer, check_memory
 from rltool.errors import ConfigError
 from rltool.schema import Anneal, PrioritizedBufferConfig, ReplayBufferConfig
-from rltool.spaces import Array, Key, LeafSpec
+from rltool.spaces import Array, Key, LeafSpec, mask_spec
 
 CAMERA = LeafSpec(("observation", "camera"), "box", (4, 3, 2), "uint8", stack=4)
 PAIR = LeafSpec(("observation", "a.b"), "box", (2,), "float32", stack=2)
 SPEED = LeafSpec(("observation", "speed"), "box", (3,), "float32")
-ROOM = LeafSpec(("observation", "room"), "discrete", (), "int64", 5)
-MASK = LeafSpec(("action_mask",), "box", (3,), "uint8")
+ROOM = LeafSpec(("observation", "room"), "discrete", (), "int64", (5,), (0,))
+MASK = mask_spec(3)
 PLAIN = (LeafSpec(("observation",), "box", (4,), "float32"),)
 EVERYTHING = (CAMERA, PAIR, SPEED, ROOM, MASK)
 BOOLEAN = {MASK.key}  # a mask is stored as it comes
