@@ -38,6 +38,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         index: which of several side by side it is, for messages.
         keys: entries of the observation to keep; None: all.
         action_mask: where the mask of actions is found (``env.action_mask``).
+        skip: leave out entries that no network takes, instead of refusing them.
 
     Attributes:
         leaves, actions: the specs.
@@ -49,7 +50,14 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(
-        self, env: GymEnv, name: str, index: int, *, keys: list[str] | None = None, action_mask: str = "none"
+        self,
+        env: GymEnv,
+        name: str,
+        index: int,
+        *,
+        keys: list[str] | None = None,
+        action_mask: str = "none",
+        skip: bool = False,
     ) -> None:
         super().__init__(env)
         self._id, self._name = name, f"environment {index} ({name}, {type(env.unwrapped).__name__})"
@@ -63,7 +71,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.mask_source = self._find_mask(action_mask, name)
         in_observation = self.mask_source not in ("none", "info", "method")
         self._mask_key: Key | None = (*OBSERVATION, *self.mask_source.split(".")) if in_observation else None
-        inputs = leaf_specs(env.observation_space, name, keys=keys, without=self._mask_key, stack=_stacked(env))
+        inputs = leaf_specs(
+            env.observation_space, name, keys=keys, without=self._mask_key, stack=_stacked(env), skip=skip
+        )
         self._inputs = inputs
         self._masks: Callable[[], object] | None = None
         if self.mask_source == "method":

@@ -196,6 +196,13 @@ class TorchRLEnvConfig(EnvConfig):
     kind: Literal["torchrl"] = Field(description="a TorchRL environment")
     entry_point: str = Field(description="module:callable that returns a torchrl EnvBase", pattern=r"^[\w.]+:\w+$")
 
+    @field_validator("action_mask")
+    @classmethod
+    def _is_observed(cls, source: str) -> str:
+        if source in ("info", "method"):
+            raise ValueError(f"expected auto, none or the key of an entry of the observation, found {source}")
+        return source
+
 
 # --------------------------------------------------------------------------------------------------------------- algo
 

@@ -165,6 +165,7 @@ def leaf_specs(
     keys: Sequence[str] | None = None,
     without: Key | None = None,
     stack: int = 1,
+    skip: bool = False,
 ) -> tuple[LeafSpec, ...]:
     """The leaves of an observation space.
 
@@ -174,14 +175,22 @@ def leaf_specs(
         keys: entries to keep, dotted where nested; None: all.
         without: the key of an entry that is no observation (the mask of actions).
         stack: frames that a wrapper stacked along the first axis of every leaf.
+        skip: leave out what no encoder takes.
 
     Raises:
         ConfigError: a leaf that no encoder takes, named with its space, or a key that is not there.
     """
-    parts = {key: part for key, part in _parts(space, OBSERVATION) if key != without}
+    parts = {key: part for key, part in parts_of(space).items() if key != without}
     if keys is not None:
         parts = _chosen(parts, keys, env)
+    if skip:
+        parts = {key: part for key, part in parts.items() if _takes(part)}
     return tuple(_leaf(part, key, env, stack) for key, part in parts.items())
+
+
+def parts_of(space: spaces.Space[Any]) -> dict[Key, spaces.Space[Any]]:
+    """The spaces inside Dict and Tuple by the keys of their leaves; a space that is neither is its own only part."""
+    return dict(_parts(space, OBSERVATION))
 
 
 def _parts(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, spaces.Space[Any]]]:
@@ -221,6 +230,12 @@ def _chosen(parts: Mapping[Key, spaces.Space[Any]], keys: Sequence[str], env: st
     return {key: part for key, part in parts.items() if any(under(key, wanted) for wanted in keys)}
 
 
+def _takes(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Box):
+        return space.dtype.kind in "fiub"
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+
+
 def _leaf(space: spaces.Space[Any], key: Key, env: str, stack: int) -> LeafSpec:
     if isinstance(space, spaces.Discrete):
         return LeafSpec(key, "discrete", (), "int64", (int(space.n),), (int(space.start),))
@@ -229,7 +244,7 @@ def _leaf(space: spaces.Space[Any], key: Key, env: str, stack: int) -> LeafSpec:
         return LeafSpec(key, "discrete", tuple(space.shape), "int64", counts, starts)
     if isinstance(space, spaces.MultiBinary):
         return LeafSpec(key, "binary", tuple(space.shape), "int8")
-    if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
+    if isinstance(space, spaces.Box) and _takes(space):
         return _numbers(space, key, stack if space.shape[:1] == (stack,) else 1)
     raise ConfigError(
         Problem(

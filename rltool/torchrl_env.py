@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
-from rltool.actions import ActionSpec, action_spec
+from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
 from rltool.errors import ConfigError, NonFiniteError, Problem
 from rltool.importing import import_user_module
+from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
-from rltool.spaces import OBSERVATION, Key, LeafSpec, leaf_specs
+from rltool.spaces import MASK, Key, LeafSpec
+from rltool.torchrl_specs import categories, encoded, space_of
+from rltool.transforms import gym_env, key_of, transformed
 
 if TYPE_CHECKING:
     from rltool.schema import TorchRLEnvConfig
+    from rltool.transforms import ContractEnv
 
 
 def make_base(config: TorchRLEnvConfig) -> EnvBase:
@@ -55,34 +59,57 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
     return env
 
 
-def space_of(spec: TensorSpec) -> spaces.Space[Any]:
-    """The Gymnasium space that a TorchRL spec stands for (a Composite becomes a Dict)."""
-    if isinstance(spec, Composite):
-        return spaces.Dict({str(name): space_of(part) for name, part in spec.items()})
-    if isinstance(spec, OneHot | Categorical):
-        return spaces.Discrete(int(spec.space.n))
-    if isinstance(spec, Bounded | Unbounded):
-        dtype = torch.empty((), dtype=spec.dtype).numpy().dtype
-        if isinstance(spec, Unbounded):
-            return spaces.Box(-np.inf, np.inf, tuple(spec.shape), dtype if dtype.kind == "f" else np.float32)
-        low, high = (
-            bound.expand(spec.shape).cpu().numpy().astype(dtype) for bound in (spec.space.low, spec.space.high)
-        )
-        return spaces.Box(low, high, dtype=dtype)
-    raise ConfigError(
-        Problem(
-            "env.entry_point", f"expected Bounded, Unbounded, Categorical or OneHot specs, found {type(spec).__name__}"
-        )
-    )
+def _made(
+    config: TorchRLEnvConfig | GymEnvConfig,
+    index: int,
+    render_mode: str | None = None,
+    *,
+    evaluation: bool = False,
+    tried: bool = False,
+) -> EnvBase:
+    """One environment with its transforms."""
+    if isinstance(config, GymEnvConfig):
+        base = gym_env(config, index, render_mode, tell=tried, evaluation=evaluation)
+    else:
+        base = make_base(config)
+    return transformed(base, config, evaluation=evaluation, tried=tried)
+
+
+def _single(
+    config: TorchRLEnvConfig | GymEnvConfig,
+    index: int,
+    render_mode: str | None = None,
+    *,
+    evaluation: bool = False,
+    tried: bool = False,
+) -> EnvContract:
+    if isinstance(config, GymEnvConfig):
+        base = _made(config, index, render_mode, evaluation=evaluation, tried=tried)
+        contract = _contract_of(base)
+        # Wherever it came from, a TorchRL environment has it among its observations.
+        name, mask = config.id, "none" if contract.mask_source == "none" else MASK[0]
+    elif render_mode is not None:
+        raise ConfigError(Problem("render", "a TorchRL environment opens no window"))
+    else:
+        base, contract = _made(config, index, evaluation=evaluation, tried=tried), None
+        name, mask = config.entry_point, config.action_mask
+    env = TorchRLGym(base)
+    env.spec = contract.spec if contract is not None else None
+    return EnvContract(env, name, index, keys=config.observation_keys, action_mask=mask)
+
+
+def _contract_of(base: EnvBase) -> EnvContract:
+    """The Gymnasium environment inside, as it is without transforms."""
+    return cast("ContractEnv", base.base_env).contract
 
 
 class TorchRLGym(gymnasium.Env[Any, Any]):
     """One TorchRL environment with Gymnasium's interface."""
 
     def __init__(self, base: EnvBase) -> None:
-        self._base = base
-        self.observation_space = observation_space(base)
-        self.action_space = space_of(base.action_spec)
+        self.base = base
+        self.observation_space = _observation_space(base)
+        self.action_space = space_of(base.action_spec, "action")
         self._state: TensorDictBase | None = None
 
     def reset(
@@ -91,15 +118,15 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         """A new episode; the observation as NumPy, nested as the environment has it."""
         super().reset(seed=seed, options=options)
         if seed is not None:
-            self._base.set_seed(seed)
-        self._state = self._base.reset()
+            self.base.set_seed(seed)
+        self._state = self.base.reset()
         return self._observation(self._state), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, object]]:
         """One step."""
         assert self._state is not None, "step() before reset()"
-        self._state.set("action", _as_torchrl(np.asarray(action)[None], self._base.action_spec)[0])
-        following = self._base.step(self._state).get("next")
+        self._state.set("action", encoded(action, self.base.action_spec))
+        following = self.base.step(self._state).get("next")
         self._state = following
         truncated = bool(following.get("truncated", torch.zeros(1)).any())
         # An environment that knows only "done" ends by dying, unless it says that it was cut.
@@ -109,40 +136,27 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Closes the environment."""
-        if not self._base.is_closed:
-            self._base.close()
+        if not self.base.is_closed:
+            self.base.close()
 
     def _observation(self, state: TensorDictBase) -> object:
         def values(spec: Composite, part: TensorDictBase) -> dict[str, object]:
             return {
-                str(name): values(inner, part[name]) if isinstance(inner, Composite) else _category(part[name], inner)
+                str(name): values(inner, part[name])
+                if isinstance(inner, Composite)
+                else categories(part[name], inner).cpu().numpy()
                 for name, inner in spec.items()
             }
 
-        nested = values(self._base.observation_spec, state)
+        nested = values(self.base.observation_spec, state)
         return nested["observation"] if list(nested) == ["observation"] else nested
 
 
-def observation_space(base: EnvBase) -> spaces.Space[Any]:
+def _observation_space(base: EnvBase) -> spaces.Space[Any]:
     """The observation space: the ``observation`` entry alone where there is no other."""
     space = space_of(base.observation_spec)
     assert isinstance(space, spaces.Dict)
     return space["observation"] if list(space) == ["observation"] else space
-
-
-def _category(value: Tensor, spec: TensorSpec) -> object:
-    value = value.argmax(-1) if isinstance(spec, OneHot) else value
-    return value.cpu().numpy()
-
-
-def _as_torchrl(action: Any, spec: TensorSpec) -> Tensor:
-    """An action in the environment's units as its spec wants it: one-hot where it is."""
-    tensor = torch.as_tensor(action)
-    return (
-        torch.nn.functional.one_hot(tensor, spec.shape[-1]).to(spec.dtype)
-        if isinstance(spec, OneHot)
-        else tensor.to(spec.dtype)
-    )
 
 
 class _Units(Transform):  # type: ignore[misc]
@@ -154,57 +168,67 @@ class _Units(Transform):  # type: ignore[misc]
 
     def _inv_apply_transform(self, action: Tensor) -> Tensor:
         actions = self._behaviour[0].actions
-        single = action.ndim == (0 if actions.kind == "discrete" else 1)
-        converted = _as_torchrl(actions.to_env((action.unsqueeze(0) if single else action).cpu().numpy()), self._spec)
+        single = action.ndim == len(actions.policy_shape)
+        converted = encoded(actions.to_env((action.unsqueeze(0) if single else action).cpu().numpy()), self._spec)
         return converted[0] if single else converted
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """The policy's units: any number, or a choice."""
+        """The policy's units: any number, or choices."""
         actions = self._behaviour[0].actions
         batch = input_spec["full_action_spec"].batch_size
         policy: TensorSpec
-        if actions.kind == "discrete":
+        if actions.continuous:
+            policy = Unbounded((*batch, actions.size))
+        elif actions.kind == "discrete":
             policy = Categorical(actions.size, shape=batch)
         else:
-            policy = Unbounded((*batch, actions.size))
+            policy = MultiCategorical(actions.nvec, shape=(*batch, len(actions.nvec)))
         input_spec["full_action_spec", "action"] = policy
         return input_spec
 
 
 class TorchRLVectorEnv:
-    """TorchRL environments side by side.
+    """TorchRL environments side by side, or Gymnasium's with ``env.transforms``.
+
+    Args:
+        config, seed, session: as for :class:`rltool.vectorized.GymVectorEnv`.
 
     Attributes:
-        id: the entry point.
-        resolved_config: the env node.
+        id: the entry point, or the full id.
+        resolved_config: the env node with what was found out.
         leaves, actions: the specs.
+        observation_spec, action_spec: TorchRL's, of one environment.
 
     Raises:
         ConfigError: the environment cannot be made, or has a spec that rltool does not take.
     """
 
-    def __init__(self, config: TorchRLEnvConfig, *, seed: int, session: int = 0) -> None:
+    def __init__(self, config: TorchRLEnvConfig | GymEnvConfig, *, seed: int, session: int = 0) -> None:
         self.num_envs = config.num_envs
-        self.id = config.entry_point
-        self.resolved_config = config
         (self._seed,) = seeds(seed, Stream.TRAIN_ENV, 1, start=session)
-        first = make_base(config)
-        self.observation_space, self.action_space = observation_space(first), space_of(first.action_spec)
-        self.leaves: tuple[LeafSpec, ...] = leaf_specs(self.observation_space, self.id)
-        self.actions: ActionSpec = action_spec(self.action_space, self.id)
-        self.action_spec: TensorSpec = first.action_spec
-        if config.num_envs == 1:
-            self.base: EnvBase = first
-        else:
-            first.close()
-            self.base = SerialEnv(config.num_envs, partial(make_base, config))
+        with closing(_single(config, 0, tried=True)) as probe:
+            base = cast("TorchRLGym", probe.unwrapped).base
+            self.leaves: tuple[LeafSpec, ...] = probe.leaves
+            self.actions: ActionSpec = probe.actions
+            self.mask_source = probe.mask_source
+            self.observation_spec: Composite = base.observation_spec.clone()
+            self.action_spec: TensorSpec = base.action_spec.clone()
+            known = {"action_mask": probe.mask_source}
+            if isinstance(config, GymEnvConfig):
+                contract = _contract_of(base)
+                self.id = contract.spec.id if contract.spec is not None else config.id
+                module = config.id.rpartition(":")[0]
+                known = {"action_mask": contract.mask_source, "id": f"{module}:{self.id}" if module else self.id}
+            else:
+                self.id = config.entry_point
+        self.resolved_config = config.model_copy(update=known)
+        make = partial(_made, self.resolved_config, 0)
+        self.base: EnvBase = make() if config.num_envs == 1 else SerialEnv(config.num_envs, make)
 
     @staticmethod
-    def single(config: TorchRLEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
-        """One of these environments with Gymnasium's interface."""
-        if render_mode is not None:
-            raise ConfigError(Problem("render", "a TorchRL environment opens no window"))
-        return EnvContract(TorchRLGym(make_base(config)), config.entry_point, index)
+    def single(config: TorchRLEnvConfig | GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
+        """One of these environments with Gymnasium's interface, as evaluation wants it."""
+        return _single(config, index, render_mode, evaluation=True)
 
     def collector(
         self,
@@ -249,7 +273,9 @@ class TorchRLExperience:
         self.episodes = Episodes()
         self._running = RunningEpisodes(env.num_envs)
         self._acted = frames
-        self._paths: dict[Key, Key] = {spec.key: spec.key[1:] or OBSERVATION for spec in env.leaves}
+        self._paths: dict[Key, Key] = {spec.key: key_of(spec) for spec in env.leaves}
+        if MASK in self._paths:
+            self._paths[MASK] = tuple(env.mask_source.split("."))
 
     def __iter__(self) -> Iterator[TensorDict]:
         size = -(-self._behaviour.batch_frames // self._env.num_envs) * self._env.num_envs
@@ -278,9 +304,8 @@ class TorchRLExperience:
         return state.set("action", action.reshape((*state.batch_size, *action.shape[1:])))
 
     def _leaf(self, state: TensorDictBase, spec: LeafSpec, prefix: Key) -> Tensor:
-        value = cast("Tensor", state.get((*prefix, *self._paths[spec.key])))
-        if spec.kind == "discrete" and value.ndim > len(state.batch_size):
-            value = value.argmax(-1)
+        path = self._paths[spec.key]
+        value = categories(cast("Tensor", state.get((*prefix, *path))), self._env.observation_spec[path])
         return value.to(getattr(torch, spec.dtype))
 
     def _batch(self, collected: TensorDictBase) -> TensorDict:

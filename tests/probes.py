@@ -358,6 +358,7 @@ def gym_config(
     max_episode_steps: int | None = None,
     observation_keys: Sequence[str] | None = None,
     action_mask: str = "auto",
+    transforms: Sequence[object] = (),
     **kwargs: object,
 ) -> GymEnvConfig:
     """An env node; further arguments are those of the environment."""
@@ -372,7 +373,7 @@ def gym_config(
             "max_episode_steps": max_episode_steps,
             "observation_keys": observation_keys,
             "action_mask": action_mask,
-            "transforms": [],
+            "transforms": list(transforms),
         }
     )
 
