@@ -55,7 +55,7 @@ class LoadedPolicy:
             leaves=self.header.leaves,
             actions=self.header.actions,
             num_envs=int(cast("int", tree["env"]["num_envs"])),
-            network=cast("NetworkConfig", nodes["network"]),
+            network=cast("NetworkConfig", nodes["network"]).for_loading(),
             optim=cast("OptimConfig", nodes["optim"]),
             buffer=cast("BufferConfig", nodes["buffer"]).for_acting(),
             device=self._device,

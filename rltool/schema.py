@@ -393,6 +393,10 @@ class NetworkConfig(Schema):
     )
     shared: bool = Field(description="one body for actor and critic (PPO); false: one each")
 
+    def for_loading(self) -> NetworkConfig:
+        """The same network where all of its weights come from a checkpoint: it fetches none."""
+        return self
+
 
 class _Hidden(NetworkConfig):
     hidden: list[PositiveCount] = Field(description="units of each hidden layer; [64, 64] for PPO, [256, 256] for DQN")
@@ -458,6 +462,9 @@ class ResNetConfig(_Hidden):
         description="a name of torchvision's (DEFAULT, downloaded once), a .pth or .safetensors file; null: random"
     )
     frozen: bool = Field(description="true: the backbone does not learn")
+
+    def for_loading(self) -> NetworkConfig:
+        return self.model_copy(update={"weights": None})
 
 
 @register("network", "module", builder="rltool.nets:module")

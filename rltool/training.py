@@ -75,7 +75,7 @@ def train(
             leaves=env.leaves,
             actions=env.actions,
             num_envs=env.num_envs,
-            network=config.network,
+            network=config.network if origin is None else config.network.for_loading(),
             optim=config.optim,
             buffer=config.buffer,
             device=device,
