@@ -154,8 +154,10 @@ class Probe(gym.Env[Any, Any]):
         self.reward = np.array(reward) if isinstance(reward, list) else reward
         self.observation_space, self.action_space = OBSERVATIONS[obs], ACTIONS[actions]
         self.t = self.steps = 0
-        self.mask, self.spec_of_actions = mask, action_spec(self.action_space, "Probe-v0")
-        self.valid = np.ones(self.spec_of_actions.size, np.int8)
+        self.mask = mask
+        if mask is not None:
+            self.spec_of_actions = action_spec(self.action_space, "Probe-v0")
+            self.valid = np.ones(self.spec_of_actions.size, np.int8)
         if mask == "key":
             parts = {"seen": self.observation_space, "action_mask": spaces.MultiBinary(self.spec_of_actions.size)}
             self.observation_space = spaces.Dict(parts)
@@ -280,9 +282,9 @@ class Masked(Probe):
         if len(parts) > 1:
             self.observation_space = spaces.Dict(parts)
         if "method" in self.where:
-            self.action_masks = lambda: self.give(self.mask())
+            self.action_masks = lambda: self.give(self.allowed())
 
-    def mask(self) -> Any:
+    def allowed(self) -> Any:
         parts = [np.arange(size) != self.t % size for size in self.sizes]
         over = self.t == self.n and self.end == "term"
         return np.concatenate(parts).astype(np.int8) * (0 if over and self.last == "empty" else 1)
@@ -294,9 +296,9 @@ class Masked(Probe):
         found = self.observation_space.spaces
         result = {"seen": seen}
         if "action_mask" in found:
-            result["action_mask"] = self.mask().reshape(self.rows)
+            result["action_mask"] = self.allowed().reshape(self.rows)
         if "legal" in found:
-            result["legal"] = {"now": self.mask(), "ever": np.zeros(1, np.float32)}
+            result["legal"] = {"now": self.allowed(), "ever": np.zeros(1, np.float32)}
         return result
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> Any:
@@ -313,7 +315,7 @@ class Masked(Probe):
         over = self.t == self.n and self.end == "term"
         if "info" not in self.where or (over and self.last == "none"):
             return info
-        return info | {"action_mask": self.give(self.mask())}
+        return info | {"action_mask": self.give(self.allowed())}
 
 
 class OldReset(Probe):

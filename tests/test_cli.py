@@ -700,7 +700,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
     [
         ("rltool ", "train eval list config env init"),
         ("rltool tr", "train"),
-        ("rltool train algo=", "algo=dqn algo=ppo"),
+        ("rltool train algo=", "algo=dqn algo=ppo algo=sac"),
         ("rltool train -m seed=1,2 env=cart", "env=cartpole"),
         ("rltool train algo=ppo algo.clip_", "algo.clip_epsilon= algo.clip_value="),
         ("rltool train --mul", "--multirun"),

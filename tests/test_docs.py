@@ -1,0 +1,84 @@
+"""Every snippet of the documentation, run: files are written, commands carried out (with few frames)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from probes import TINY
+
+from rltool import registry
+from rltool.cli import main
+from rltool.config import load_node
+from rltool.configfiles import ConfigFiles
+
+DOCS = Path(__file__).parents[1] / "docs"
+GUIDES = ("environments", "extending")
+SHORT = ("total_frames=200", "eval=none", "logging=none", "quiet=true", "compile=false", "buffer.size=1000")
+
+
+def blocks(guide: str, language: str) -> list[str]:
+    text = (DOCS / f"{guide}.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands(guide: str) -> list[str]:
+    return [line for block in blocks(guide, "sh") for line in block.splitlines()]
+
+
+def files(guide: str) -> dict[str, str]:
+    """The files that a guide shows: their first line is a comment with the path."""
+    named = [(re.match(r"# (\S+\.(?:py|yaml))\n", block), block) for block in blocks(guide, "(?:python|yaml)")]
+    return {found[1]: block for found, block in named if found}
+
+
+def short(words: list[str]) -> list[str]:
+    """The words of a training command, and those that make it short."""
+    given = {word.partition("=")[0] for word in words}
+    algo = next(word.partition("=")[2] for word in words if word.startswith("algo="))
+    more = [*TINY.get(algo, ("algo.frames_per_batch=64",)), *SHORT]
+    if algo not in ("dqn", "sac"):
+        more.remove("buffer.size=1000")
+    unique = {word.partition("=")[0]: word for word in more}
+    return [*words, *(word for key, word in unique.items() if key not in given)]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_nothing_in_it_goes_unread(guide: str) -> None:
+    text = (DOCS / f"{guide}.md").read_text(encoding="utf-8")
+    read = [block for language in ("sh", "python", "yaml") for block in blocks(guide, language)]
+    assert text.count("```") == 2 * len(read)
+    assert all(line.startswith("rltool ") for line in commands(guide))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("guide", "command"), [(guide, line) for guide in GUIDES for line in commands(guide)])
+def test_every_command_runs(
+    guide: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files(guide).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_schemas", {group: dict(of) for group, of in registry._schemas.items()})
+    for name in files(guide):
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    _, *words = shlex.split(command)
+    code = main(short(words) if words[0] == "train" else words)
+    said = capsys.readouterr()
+    if code and re.search(r"pip install 'rltool\[\w+\]'", said.err):
+        pytest.skip(said.err.strip())
+    assert code == 0, said.err
+
+
+def test_the_list_of_wrappers_is_a_valid_one() -> None:
+    (block,) = (block for block in blocks("environments", "yaml") if not block.startswith("# "))
+    node = ConfigFiles.find_main().read("env", "gym").node | {"id": "CarRacing-v3"} | yaml.safe_load(block)
+    wrappers = load_node("env", node).wrappers  # type: ignore[attr-defined]
+    assert [wrapper.name for wrapper in wrappers][-1] == "ClipReward"
+    assert not wrappers[-1].eval
