@@ -16,7 +16,19 @@ from gymnasium.wrappers import FrameStackObservation
 from rltool.actions import ActionSpec, action_spec
 from rltool.errors import ConfigError, EnvironmentFault, Problem
 from rltool.importing import raised
-from rltool.spaces import MASK, OBSERVATION, Array, Key, LeafSpec, Leaves, entry, flatten, leaf_specs, mask_spec
+from rltool.spaces import (
+    MASK,
+    OBSERVATION,
+    Array,
+    Key,
+    LeafSpec,
+    Leaves,
+    entry,
+    flatten,
+    leaf_specs,
+    mask_rows,
+    mask_spec,
+)
 
 # How many steps of each environment are checked in full; after that only what costs nothing.
 CHECKED_STEPS = 100
@@ -176,6 +188,8 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{self._name}: {spec.name} of {when} must have shape {spec.shape} and a type that fits {spec.dtype}, "
                 f"found shape {found.shape} of {found.dtype}. Declare the right observation_space or mend the environment"
             )
+        if spec.kind == "binary" and ((found < 0) | (found > 1)).any():
+            raise EnvironmentFault(f"{self._name}: {spec.name} of {when} must be 0 or 1, found {found.tolist()}")
         if spec.kind == "discrete":
             low = np.reshape(spec.start, spec.shape)
             high = low + np.reshape(spec.nvec, spec.shape) - 1
@@ -245,8 +259,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise EnvironmentFault(
                     f"{self._name}: the info of {when} lacks action_mask. Give it at every step, or set env.action_mask=none"
                 )
-        parts = value if isinstance(value, tuple | list) and len(value) and np.ndim(value[0]) else [value]
-        mask = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+        (mask,) = mask_rows(value, 1)
         if mask.size != self.actions.size or mask.dtype.kind not in "biuf":
             raise EnvironmentFault(
                 f"{self._name}: the mask of actions after {when} must have {self.actions.size} entries of 0 or 1 for "

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rltool.errors import ConfigError, Problem
+from rltool.importing import import_object, raised
 from rltool.spaces import MASK, Key, LeafSpec, inputs_of, is_masked
 
 if TYPE_CHECKING:
@@ -389,7 +392,7 @@ def _backbone(config: ResNetConfig) -> nn.Module:
                 backbone.load_state_dict(_weights_file(Path(config.weights)))
         else:
             backbone = models.get_model(config.name, weights=config.weights)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, UnpicklingError) as error:
         raise ConfigError(
             Problem(
                 "network.weights",
@@ -415,8 +418,6 @@ def module(config: ModuleConfig, *, shapes: Shapes) -> nn.Module:
     Raises:
         ConfigError: it cannot be imported, does not take its arguments, or does not take the inputs.
     """
-    from rltool.importing import import_object
-
     made = import_object(config.entry_point, "network.entry_point")
     try:
         body = cast("Callable[..., object]", made)(dict(shapes), **config.kwargs)
@@ -426,6 +427,10 @@ def module(config: ModuleConfig, *, shapes: Shapes) -> nn.Module:
                 "network.kwargs",
                 f"{config.entry_point} was called with the shapes of its inputs, {dict(shapes)}, and these arguments: {error}",
             )
+        ) from error
+    except Exception as error:  # the module is the user's own and may raise anything
+        raise ConfigError(
+            Problem("network.entry_point", f"{config.entry_point}({dict(shapes)}) {raised(error)}")
         ) from error
     if not isinstance(body, nn.Module):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +17,7 @@ from rltool.compiling import Compiler
 from rltool.config import load_node
 from rltool.devices import quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError
-from rltool.spaces import MASK, Array, entry, flatten, is_masked
+from rltool.spaces import MASK, Array, entry, flatten, inputs_of, is_masked, mask_rows
 
 if TYPE_CHECKING:
     from rltool.schema import AlgoConfig, BufferConfig, NetworkConfig, OptimConfig
@@ -83,7 +84,11 @@ class LoadedPolicy:
         return int(cast("int", cast("dict[str, object]", self.header.config["eval"])["max_steps"]))
 
     def __call__(
-        self, observation: Observation, *, deterministic: bool = True, action_mask: Array | Tensor | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = True,
+        action_mask: Array | Tensor | tuple[Array, ...] | None = None,
     ) -> Array | Tensor:
         """Actions as the environment takes them.
 
@@ -104,10 +109,12 @@ class LoadedPolicy:
         try:
             on_host = _on_host(observation, tensors)
             leaves = flatten(on_host, specs)
-            if is_masked(specs):
-                leaves[MASK] = self._mask(on_host, action_mask, tensors)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"the observation lacks a part; expected {[spec.name for spec in specs]}") from error
+        if is_masked(specs):
+            first = inputs_of(specs)[0]
+            batch_shape = leaves[first.key].shape[: leaves[first.key].ndim - len(first.shape)]
+            leaves[MASK] = self._mask(on_host, action_mask, tensors, batch_shape)
         extra = {leaves[spec.key].ndim - len(spec.shape) for spec in specs}
         fits = all(leaves[spec.key].shape[-len(spec.shape) :] == spec.shape or not spec.shape for spec in specs)
         if not fits or extra not in ({0}, {1}):
@@ -132,19 +139,19 @@ class LoadedPolicy:
         result: Array = action[0] if single else action
         return torch.as_tensor(np.asarray(result), device=tensors[0].device) if tensors else result
 
-    def _mask(self, observation: object, given: Array | Tensor | None, tensors: list[Tensor]) -> Array:
-        """The mask of actions: the one given, else the observation's own entry.
+    def _mask(self, observation: object, given: object | None, tensors: list[Tensor], batch: tuple[int, ...]) -> Array:
+        """The mask of actions ``[*batch, choices]``: the one given, else the observation's own entry.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, or none of that size.
         """
         source = str(self.env_node["action_mask"])
-        if given is not None:
-            return np.asarray(_on_host(given, tensors)).astype(np.bool_)
-        if source in ("info", "method"):
+        if given is None and source in ("info", "method"):
             what = "info['action_mask']" if source == "info" else "env.unwrapped.action_masks()"
             raise ValueError(f"this policy learned with masks of valid actions; give action_mask={what}")
-        return np.asarray(entry(observation, source.split("."))).astype(np.bool_)
+        value = _on_host(given, tensors) if given is not None else entry(observation, source.split("."))
+        rows = mask_rows(value, math.prod(batch)).astype(np.bool_)
+        return rows.reshape(*batch, rows.shape[-1])
 
     def __repr__(self) -> str:
         state = self.header.state

@@ -82,6 +82,11 @@ class Anneal(Schema):
 # --------------------------------------------------------------------------------------------------------------- env
 
 
+def _key(value: object) -> object:
+    """The place in a Tuple is a number on the command line."""
+    return str(value) if type(value) is int else value
+
+
 def _named(value: object) -> object:
     """A bare name is a wrapper without arguments."""
     return {"name": value} if isinstance(value, str) else value
@@ -110,13 +115,12 @@ class EnvConfig(Schema):
     kind: str = Field(description="which kind of environment this is")
     num_envs: PositiveCount = Field(description="environments stepped side by side; 1 to 32 on a laptop")
     kwargs: Arguments = Field(description="keyword arguments of the environment")
-    observation_keys: list[str] | None = Field(
+    observation_keys: list[Annotated[str, BeforeValidator(_key)]] | None = Field(
         description="entries of a Dict or Tuple observation to learn from, dotted where nested; null: all"
     )
     action_mask: str = Field(
         description="which actions are valid: auto finds out, none, info (its entry action_mask), method (action_masks()), "
-        "or the key of an entry of the observation",
-        min_length=1,
+        "or the key of an entry of the observation"
     )
     transforms: list[Annotated[TransformConfig, BeforeValidator(_named)]] = Field(
         description="TorchRL transforms: [Name, {name: …, kwargs: {…}}]; TorchRL's own collector is used then"

@@ -148,6 +148,20 @@ def mask_spec(choices: int) -> LeafSpec:
     return LeafSpec(MASK, "mask", (choices,), "bool")
 
 
+def mask_rows(value: object, count: int) -> Array:
+    """Masks of ``count`` environments as rows ``[count, choices]``, of any number type.
+
+    Args:
+        value: one array, or an array for each of several choices.
+
+    Raises:
+        ValueError: it does not divide into so many rows.
+    """
+    several = isinstance(value, tuple | list) and len(value) > 0 and np.ndim(value[0]) > 0
+    parts = cast("Sequence[object]", value) if several else [value]
+    return np.concatenate([np.asarray(part).reshape(count, -1) for part in parts], -1)
+
+
 def inputs_of(leaves: Iterable[LeafSpec]) -> tuple[LeafSpec, ...]:
     """The leaves that networks take: all but the mask of actions."""
     return tuple(spec for spec in leaves if spec.kind != "mask")

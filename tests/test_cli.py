@@ -836,7 +836,7 @@ def test_env_looks_at_an_environment(command: Rltool, tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("Outside", ["the observation at step 0 is not in its space", "At [1] it is 3, the bounds are -1 … 1. Widen"]),
-        ("Wrapping", ["At [0] it is 256, the bounds are 0 … 255"]),
+        ("Wrapping", ["must have shape (3,) and a type that fits uint8, found shape (3,) of int64"]),
         ("NestedOutside", ["a.1 is 2, the bounds are 0 … 1. Widen observation_space, or clip"]),
         ("NotFinite", ["the observation at step 0 is not finite: [nan nan nan]. Look for"]),
         ("Raising", ["step 1 raised RuntimeError: no luck (own_envs.py:28)"]),

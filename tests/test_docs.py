@@ -31,8 +31,11 @@ def commands(guide: str) -> list[str]:
 
 
 def files(guide: str) -> dict[str, str]:
-    """The files that a guide shows: their first line is a comment with the path."""
-    named = [(re.match(r"# (\S+\.(?:py|yaml))\n", block), block) for block in blocks(guide, "(?:python|yaml)")]
+    """The files that a guide shows: their first line is a comment with the path (after Hydra's own header)."""
+    named = [
+        (re.match(r"(?:# @package .*\n)?# (\S+\.(?:py|yaml))\n", block), block)
+        for block in blocks(guide, "(?:python|yaml)")
+    ]
     return {found[1]: block for found, block in named if found}
 
 
@@ -77,7 +80,7 @@ def test_every_command_runs(
 
 
 def test_the_list_of_wrappers_is_a_valid_one() -> None:
-    (block,) = (block for block in blocks("environments", "yaml") if not block.startswith("# "))
+    (block,) = (block for block in blocks("environments", "yaml") if block not in files("environments").values())
     node = ConfigFiles.find_main().read("env", "gym").node | {"id": "CarRacing-v3"} | yaml.safe_load(block)
     wrappers = load_node("env", node).wrappers  # type: ignore[attr-defined]
     assert [wrapper.name for wrapper in wrappers][-1] == "ClipReward"
