@@ -110,6 +110,8 @@ class EnvPoolGym(gymnasium.Env[Any, Any]):
             config.id.rpartition(":")[2],
             reward_threshold=getattr(settings, "reward_threshold", None),
             max_episode_steps=settings.max_episode_steps if settings.max_episode_steps < _ENDLESS else None,
+            # Of games; MuJoCo's frame_skip is part of an environment.
+            kwargs={"frameskip": settings.frame_skip} if hasattr(settings, "stack_num") else {},
         )
 
     def reset(

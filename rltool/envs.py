@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.error import Error as GymnasiumError
 from pydantic import JsonValue
 
@@ -17,6 +19,7 @@ from rltool.contract import EnvContract, GymEnv
 from rltool.errors import ConfigError, EnvironmentFault, Problem
 from rltool.importing import extra_for, import_user_module, raised
 from rltool.schema import GymEnvConfig, WrapperConfig
+from rltool.spaces import MASK, LeafSpec
 from rltool.wording import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -76,13 +79,48 @@ def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], pat
             )
         ) from error
     try:
-        return cast("GymEnv", cls(env, **kwargs))
+        return cast("GymEnv", cls(env, **{key: _tuples(value) for key, value in kwargs.items()}))
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             Problem(path, f"{wrapper.name} needs a package that is not installed: {error}", extra_for(str(error)))
         ) from error
     except (TypeError, ValueError, AssertionError, GymnasiumError) as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: {error}")) from error
+
+
+def _tuples(value: JsonValue) -> object:
+    """YAML knows no tuples, and some of Gymnasium's wrappers take nothing else."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def remarks(
+    leaves: Sequence[LeafSpec], mask_source: str, spec: EnvSpec | None, *, skipped: int = 1
+) -> list[tuple[str, str]]:
+    """What a user should know before training, as labels and texts: what a frame is, where a mask comes from.
+
+    Args:
+        leaves: the specs of the observations.
+        mask_source: where the mask of actions is found.
+        spec: Gymnasium's of the environment with its wrappers.
+        skipped: frames of the environment that one step makes besides what the spec says.
+    """
+    rows = []
+    if spec is not None:
+        # ALE's own argument, and those of Gymnasium's wrappers. (MuJoCo's frame_skip is part of an environment.)
+        named = [spec.kwargs.get("frameskip"), *(_skip(wrapper) for wrapper in spec.additional_wrappers)]
+        skipped *= math.prod(count for count in named if isinstance(count, int))
+    if skipped > 1:
+        rows.append(("a frame", f"is {skipped} of the simulator's, here and in every count of frames"))
+    if any(leaf.key == MASK for leaf in leaves):
+        sources = {"info": "in the info", "method": "by action_masks()"}
+        source = sources.get(mask_source, f"observed as {mask_source}")
+        rows.append(("mask", f"of actions, {source}: only valid ones are taken"))
+    return rows
+
+
+def _skip(wrapper: WrapperSpec) -> object:
+    names = {"AtariPreprocessing": "frame_skip", "MaxAndSkipObservation": "skip"}
+    return (wrapper.kwargs or {}).get(names.get(wrapper.name, ""))
 
 
 def single_env(config: EnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
@@ -117,7 +155,7 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
             warnings.simplefilter("always")
             env = make(env_id, **arguments)
         if tell:
-            for text in dict.fromkeys(str(warning.message) for warning in caught):
+            for text in dict.fromkeys(str(each.message) for each in caught if _is_for_users(each)):
                 _tell(text)
         return env
     except gymnasium.error.DependencyNotInstalled as error:
@@ -147,7 +185,14 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
     except GymnasiumError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be made: {error}")) from error
     except (Exception, SystemExit) as error:
-        raise EnvironmentFault(f"{config.id}: making it {raised(error)}") from error
+        # dm_control reads MuJoCo's model field by field, and knows only those of certain releases.
+        hint = ". Its dm_control does not know this MuJoCo: pip install 'mujoco<4'" if "MjModel" in str(error) else ""
+        raise EnvironmentFault(f"{config.id}: making it {raised(error)}{hint}") from error
+
+
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    """Gymnasium colours what it says of an id; other deprecations are between libraries."""
+    return not issubclass(warning.category, DeprecationWarning) or "\x1b" in str(warning.message)
 
 
 def _tell(text: str) -> None:

@@ -29,7 +29,7 @@ from rltool.envs import single_env
 from rltool.errors import ConfigError, RltoolError
 from rltool.schema import EnvCheckConfig, GymEnvConfig, TorchRLEnvConfig
 from rltool.spaces import MASK, Array, Leaves
-from rltool.torchrl_env import make_base
+from rltool.torchrl_env import make_torchrl
 from rltool.vectorized import GymVectorEnv
 
 Env = gymnasium.Env[Any, Any]
@@ -303,12 +303,14 @@ def _rollout(env: GymVectorEnv, config: EnvCheckConfig) -> str:
     )
 
 
-def look_at_torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig, findings: Findings) -> None:
+def look_at_torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig | GymEnvConfig, findings: Findings) -> None:
 
     torch.manual_seed(config.seed)
     with findings.catching("the environment"):
-        env = make_base(node)
-        findings.row("environment", f"{node.entry_point}, {type(env).__name__}")
+        env = make_torchrl(node, 0, tried=True)
+        env.set_seed(config.seed)
+        name = node.id if isinstance(node, GymEnvConfig) else node.entry_point
+        findings.row("environment", f"{name}, {type(env).__name__}")
         findings.row("observations", env.observation_spec)
         findings.row("actions", env.action_spec)
         findings.row("reward", env.reward_spec)

@@ -192,6 +192,15 @@ class AtariEnvConfig(GymEnvConfig):
     kind: Literal["atari"] = Field(description="a game of the Arcade Learning Environment")
     game: str = Field(description="its name as in the id: Pong, Breakout, SpaceInvaders, …", pattern=r"^\w+$")
 
+    @field_validator("game")
+    @classmethod
+    def _is_of_the_id(cls, game: str, others: ValidationInfo) -> str:
+        """Where the id has been resolved, as in a checkpoint, another game alone would change nothing."""
+        env_id = others.data.get("id", game)
+        if f"/{game}-" not in f"/{env_id}-":
+            raise ValueError(f"expected the game of env.id={env_id}, found {game}. Give env.id instead")
+        return game
+
 
 @register("env", "torchrl", builder="rltool.torchrl_env:TorchRLVectorEnv")
 class TorchRLEnvConfig(EnvConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -19,6 +20,7 @@ from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
+from rltool.envs import remarks
 from rltool.errors import ConfigError, NonFiniteError, Problem
 from rltool.importing import import_user_module
 from rltool.schema import GymEnvConfig
@@ -59,7 +61,7 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
     return env
 
 
-def _made(
+def make_torchrl(
     config: TorchRLEnvConfig | GymEnvConfig,
     index: int,
     render_mode: str | None = None,
@@ -67,7 +69,8 @@ def _made(
     evaluation: bool = False,
     tried: bool = False,
 ) -> EnvBase:
-    """One environment with its transforms."""
+    """One environment with its transforms; the arguments are those of :func:`rltool.envs.make_env` and of
+    :func:`rltool.transforms.transformed`."""
     if isinstance(config, GymEnvConfig):
         base = gym_env(config, index, render_mode, tell=tried, evaluation=evaluation)
     else:
@@ -84,14 +87,14 @@ def _single(
     tried: bool = False,
 ) -> EnvContract:
     if isinstance(config, GymEnvConfig):
-        base = _made(config, index, render_mode, evaluation=evaluation, tried=tried)
+        base = make_torchrl(config, index, render_mode, evaluation=evaluation, tried=tried)
         contract = _contract_of(base)
         # Wherever it came from, a TorchRL environment has it among its observations.
         name, mask = config.id, "none" if contract.mask_source == "none" else MASK[0]
     elif render_mode is not None:
         raise ConfigError(Problem("render", "a TorchRL environment opens no window"))
     else:
-        base, contract = _made(config, index, evaluation=evaluation, tried=tried), None
+        base, contract = make_torchrl(config, index, evaluation=evaluation, tried=tried), None
         name, mask = config.entry_point, config.action_mask
     env = TorchRLGym(base)
     env.spec = contract.spec if contract is not None else None
@@ -197,6 +200,7 @@ class TorchRLVectorEnv:
         id: the entry point, or the full id.
         resolved_config: the env node with what was found out.
         leaves, actions: the specs.
+        remarks: what a user should know before training, as labels and texts.
         observation_spec, action_spec: TorchRL's, of one environment.
 
     Raises:
@@ -222,7 +226,14 @@ class TorchRLVectorEnv:
             else:
                 self.id = config.entry_point
         self.resolved_config = config.model_copy(update=known)
-        make = partial(_made, self.resolved_config, 0)
+        names = [transform.name for transform in config.transforms]
+        skips = [each.kwargs.get("frame_skip", 1) for each in config.transforms if each.name == "FrameSkipTransform"]
+        skipped = math.prod(skip for skip in skips if isinstance(skip, int))
+        self.remarks = [
+            *remarks(probe.leaves, known["action_mask"], probe.spec, skipped=skipped),
+            ("collector", f"TorchRL's own{', with ' if names else ''}{', '.join(names)}"),
+        ]
+        make = partial(make_torchrl, self.resolved_config, 0)
         self.base: EnvBase = make() if config.num_envs == 1 else SerialEnv(config.num_envs, make)
 
     @staticmethod

@@ -154,6 +154,7 @@ def train(
             [
                 ("environment", f"{env.id}, {env.num_envs} side by side"),
                 ("spaces", f"{', '.join(map(str, env.leaves))} → {env.actions}"),
+                *env.remarks,
                 ("algorithm", f"{config.algo.kind}, {_budget_in_words(config, algorithm, frames)}"),
                 ("network", f"{config.network.kind}, {parts:,} parameters"),
                 ("device", f"{describe_device(device, config.device)}; threads {config.threads}"),

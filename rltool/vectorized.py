@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Collector, Step
 from rltool.contract import EnvContract, leaves_of
-from rltool.envs import make_env
+from rltool.envs import make_env, remarks
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
 from rltool.spaces import Array, LeafSpec, Leaves
@@ -46,6 +46,7 @@ class VectorEnvBase(ABC):
         id: the full id, with its version.
         resolved_config: the env node with what was found out: the full id, where the mask of actions is.
         leaves, actions: the specs.
+        remarks: what a user should know before training, as labels and texts.
     """
 
     def __init__(self, config: GymEnvConfig, probe: EnvContract, *, seed: int, session: int) -> None:
@@ -58,6 +59,7 @@ class VectorEnvBase(ABC):
         self.resolved_config = config.model_copy(update=known)
         self.leaves: tuple[LeafSpec, ...] = probe.leaves
         self.actions: ActionSpec = probe.actions
+        self.remarks = remarks(probe.leaves, probe.mask_source, probe.spec)
 
     @abstractmethod
     def reset(self) -> Leaves:

@@ -93,7 +93,7 @@ def check_option(group: str, option: str, composed: Mapping[str, object]) -> Non
         if below is not None and isinstance(value, Mapping):
             assert set(value) == set(below.model_fields), f"{group}.{name}"
     read = FILES.read(group, option)
-    assert read.node == node
+    assert OmegaConf.to_container(OmegaConf.create(read.node), resolve=True) == node
     assert read.description
     missing = {"gym": {"id": "CartPole-v1"}, "torchrl": {"entry_point": "a:b"}, "module": {"entry_point": "a:B"}}
     schema.model_validate({**node, **missing.get(option, {})})

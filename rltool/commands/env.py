@@ -27,10 +27,10 @@ def main(options: Options) -> int:
     from rltool import inspection
 
     findings = inspection.Findings(config.debug)
-    if isinstance(config.env, GymEnvConfig):
-        inspection.look_at_gymnasium(config, config.env, findings)
-    elif isinstance(config.env, TorchRLEnvConfig):
+    if isinstance(config.env, TorchRLEnvConfig) or (isinstance(config.env, GymEnvConfig) and config.env.transforms):
         inspection.look_at_torchrl(config, config.env, findings)
+    elif isinstance(config.env, GymEnvConfig):
+        inspection.look_at_gymnasium(config, config.env, findings)
     else:
         findings.row("environment", f"kind {config.env.kind}, from a plugin: nothing is known about how to look at it")
     return findings.print()
