@@ -12,6 +12,7 @@ from rltool.actions import ActionSpec
 from rltool.algos.base import Runtime
 from rltool.algos.dqn import DQN
 from rltool.algos.ppo import PPO
+from rltool.algos.sac import SAC
 from rltool.choices import best, masked
 from rltool.compiling import Compiler
 from rltool.composition import compose
@@ -81,6 +82,12 @@ def dqn(
     """DQN on four numbers unless other leaves are given, and three actions."""
     config = run_config("algo=dqn", *overrides)
     return cast("DQN", config.algo.build(run=runtime(config, actions, leaves=leaves, compiled=compiled, device=device)))
+
+
+def sac(*overrides: str, compiled: bool = False, device: str = "cpu") -> SAC:
+    """SAC on four numbers and two dimensions of action, hidden layers of 16."""
+    config = run_config("algo=sac", "network.hidden=[16, 16]", *overrides)
+    return cast("SAC", config.algo.build(run=runtime(config, BOX, compiled=compiled, device=device)))
 
 
 def masked_leaves(actions: ActionSpec) -> tuple[LeafSpec, ...]:

@@ -72,6 +72,17 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run: SAC on Pendulum, 400 frames, a checkpoint every 100 of which two are kept."""
+    from probes import run
+
+    directory = tmp_path_factory.mktemp("sac")
+    words = ("total_frames=400", "eval.max_steps=30", "save.interval=100", "save.keep=2", "optim.schedule=linear")
+    run(directory, "sac", *words)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def dqn_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished run: DQN on CartPole, 400 frames, a checkpoint every 100 of which two are kept."""
     from probes import run

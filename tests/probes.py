@@ -428,6 +428,7 @@ def collector(
     )
 
 
+# Short runs of every algorithm: tests that hold for all take a new one up from here.
 TINY = {
     "ppo": ("algo.frames_per_batch=64", "algo.minibatch_size=32", "algo.epochs=2", "algo.warmup_frames=32"),
     "dqn": (
@@ -447,6 +448,10 @@ TINY = {
         "buffer.size=10_000",
     ),
 }
+ALGORITHMS = tuple(TINY)
+# An environment of classic control and a probe that each can act in.
+HOME = {"ppo": "cartpole", "dqn": "cartpole", "sac": "pendulum"}
+PROBE_ACTIONS = {"ppo": "discrete", "dqn": "discrete", "sac": "box"}
 QUICK = (
     "tuned=none",
     "env.num_envs=2",
@@ -459,9 +464,17 @@ QUICK = (
 
 
 def tiny(algo: str, *overrides: str) -> list[str]:
-    """The words of a run of a few hundred frames on CartPole, without evaluation and TensorBoard; overrides come last."""
+    """The words of a run of a few hundred frames on classic control, without evaluation and TensorBoard; overrides come last."""
     given = {word.partition("=")[0] for word in overrides}
-    words = [f"algo={algo}", "env=cartpole", "logging=csv", "logging.interval=40", "eval=none", *QUICK, *TINY[algo]]
+    words = [
+        f"algo={algo}",
+        f"env={HOME[algo]}",
+        "logging=csv",
+        "logging.interval=40",
+        "eval=none",
+        *QUICK,
+        *TINY[algo],
+    ]
     return [*(word for word in words if word.partition("=")[0] not in given), *overrides]
 
 

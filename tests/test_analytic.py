@@ -1,4 +1,4 @@
-"""Both algorithms, through environment, collector and update, against values known in closed form.
+"""Every algorithm, through environment, collector and update, against values known in closed form.
 
 The probes follow the ladder that rejax and bsuite use: value of a constant, discounting, a reward that depends on the
 action, on observation and action, and the two kinds of ending.
@@ -16,10 +16,12 @@ import pytest
 import torch
 from builders import run_config, runtime
 from gymnasium import spaces
+from tensordict import TensorDict
 
 from rltool.algos.base import Algorithm
 from rltool.algos.dqn import DQN
 from rltool.algos.ppo import PPO
+from rltool.algos.sac import SAC
 from rltool.vectorized import GymVectorEnv
 
 GAMMA = 0.9
@@ -37,9 +39,11 @@ class Ladder(gym.Env[Any, Any]):
         truncates: bool,
         show: Callable[[int, int], float],
         pay: Callable[[int, int, int], float],
+        box: bool = False,
     ) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        self.action_space = spaces.Discrete(2)
+        # A number above 0 is the second choice.
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32) if box else spaces.Discrete(2)
         self.length, self.truncates, self.show, self.pay = length, truncates, show, pay
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -48,7 +52,8 @@ class Ladder(gym.Env[Any, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = self.pay(self.t, self.sign, int(action))
+        chosen = action[0] > 0 if isinstance(self.action_space, spaces.Box) else action
+        reward = self.pay(self.t, self.sign, int(chosen))
         self.t += 1
         over = self.t == self.length
         return self._observe(), reward, over and not self.truncates, over and self.truncates, {}
@@ -123,6 +128,20 @@ ALGORITHMS = {
         "optim.lr=5e-3",
         "network.hidden=[32]",
     ),
+    # Next to no entropy bonus, so that the values are those of the reward.
+    "sac": (
+        1_400,
+        "algo.frames_per_batch=20",
+        "algo.minibatch_size=32",
+        "algo.warmup_frames=100",
+        "algo.updates_per_frame=0.5",
+        "algo.tau=0.2",
+        "algo.learn_alpha=false",
+        "algo.alpha=1e-3",
+        "optim.lr=5e-3",
+        "network.hidden=[32]",
+        "++env.kwargs.box=true",
+    ),
 }
 
 
@@ -159,6 +178,10 @@ def values(algorithm: Algorithm, observations: list[float]) -> list[float]:
     with torch.no_grad():
         if isinstance(algorithm, PPO):
             return cast("list[float]", algorithm.critic(features).flatten().tolist())
+        if isinstance(algorithm, SAC):
+            asked = TensorDict({"observation": features, "action": algorithm.actor.mode({"observation": features})}, [])
+            both = algorithm.loss._vmap_qnetworkN0(asked, algorithm.loss.qvalue_network_params)["state_action_value"]
+            return cast("list[float]", both.min(0).values.flatten().tolist())
         assert isinstance(algorithm, DQN)
         return cast("list[float]", algorithm.net(features).max(-1).values.tolist())
 
@@ -186,6 +209,8 @@ def test_choices(algo: str, name: str) -> None:
     best = CHOICES[name][1]
     observations = torch.tensor(list(best)).unsqueeze(-1)
     chosen = algorithm.policy({("observation",): observations})
+    if isinstance(algorithm, SAC):
+        chosen = (chosen > 0).flatten().long()
     assert chosen.tolist() == list(best.values())
     if isinstance(algorithm, PPO):
         probability = algorithm.actor.distribution({"observation": observations}).log_prob(chosen).exp().detach()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from probes import ALGORITHMS
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -100,7 +101,7 @@ def fill_of(path: Path) -> float:
     return float(safetensors.torch.load_file(path)["policy.bias"][0])
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_checkpoint_reads_with_safetensors_and_json_alone(request: pytest.FixtureRequest, algo: str) -> None:
     file = request.getfixturevalue(f"{algo}_run") / "checkpoints/last.ckpt"
     with safe_open(file, framework="numpy") as content:
@@ -109,17 +110,22 @@ def test_a_checkpoint_reads_with_safetensors_and_json_alone(request: pytest.Fixt
     assert set(metadata) == {"rltool"}
     data = json.loads(metadata["rltool"])
     assert (data["format"], data["config"]["algo"]["kind"]) == (1, algo)
-    assert data["frames"] == {"ppo": 352, "dqn": 400}[algo]
+    assert data["frames"] == {"ppo": 352, "dqn": 400, "sac": 400}[algo]
     assert set(data["random"]) == {"python", "numpy"}
     assert all(np.isfinite(value).all() for value in tensors.values() if value.dtype.kind == "f")
     heads = {name.partition(".")[0] for name in tensors}
     common = {"policy", "optim", "counters", "rng"}
-    assert heads == common | ({"critic", "normalizer", "reward_scale"} if algo == "ppo" else {"target"})
+    own = {
+        "ppo": {"critic", "normalizer", "reward_scale"},
+        "dqn": {"target"},
+        "sac": {"critic", "target", "temperature"},
+    }
+    assert heads == common | own[algo]
     moments = {name.removeprefix("optim.exp_avg.") for name in tensors if name.startswith("optim.exp_avg.")}
-    assert moments == {name for name in tensors if name.startswith(("policy.", "critic."))}
+    assert moments == {name for name in tensors if name.startswith(("policy.", "critic.", "temperature."))}
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_tensor_comes_back_by_its_name(request: pytest.FixtureRequest, algo: str) -> None:
     file = request.getfixturevalue(f"{algo}_run") / "checkpoints/last.ckpt"
     saved = safetensors.torch.load_file(file)

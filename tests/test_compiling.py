@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import BOX, batch, dqn, ppo
+from builders import BOX, batch, dqn, ppo, sac
 
 from rltool import compiling
+from rltool.algos.base import Algorithm
 from rltool.compiling import WORTHWHILE_UPDATES, Compiler
 from rltool.devices import describe_device, resolve_device
 from rltool.errors import ConfigError
@@ -82,13 +83,15 @@ def test_a_cuda_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
 def test_an_update_on_cuda_agrees_with_the_cpu(algo: str) -> None:
     """The same batch, weights and random numbers give the same parameters on both devices."""
     flat = []
     for device in ("cpu", "cuda"):
         if algo == "ppo":
-            algorithm = ppo(BOX, "algo.frames_per_batch=64", "algo.minibatch_size=32", device=device)
+            algorithm: Algorithm = ppo(BOX, "algo.frames_per_batch=64", "algo.minibatch_size=32", device=device)
+        elif algo == "sac":
+            algorithm = sac("algo.minibatch_size=16", "algo.warmup_frames=64", device=device)
         else:
             algorithm = dqn("algo.learning_starts=64", "algo.minibatch_size=16", device=device)
         algorithm.update(batch(2, 32, algorithm.actions).to(device), 64)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from probes import Rule
+from probes import ALGORITHMS, Rule
 from torch import Tensor
 
 from rltool.config import load_node
@@ -171,7 +171,7 @@ def test_global_generators_are_neither_used_nor_moved(evaluator: MakeEvaluator, 
     assert len(heard) == 24
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_checkpoint_s_report_repeats_to_the_last_digit(
     request: pytest.FixtureRequest, algo: str, deterministic: bool

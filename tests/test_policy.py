@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from probes import run
+from probes import ALGORITHMS, run
 from torch import Tensor
 
 from rltool import checkpoint
@@ -109,7 +109,7 @@ def test_the_normaliser_is_inside(pendulum: LoadedPolicy) -> None:
     np.testing.assert_allclose(pendulum(data), 2 * expected.clamp(-1, 1), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_training_evaluation_and_the_loaded_policy_act_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_training_evaluation_and_the_loaded_policy_act_alike(
 
     monkeypatch.setattr(checkpoint.Saver, "last", spy)
     overrides = ["env=gym", "env.id=Probe-v0", "env.kwargs={obs: noise, n: 20}", "algo.normalize_observation=true"]
-    if algo == "ppo":
+    if algo != "dqn":
         overrides += ["env.kwargs={obs: noise, n: 20, actions: box}"]
     run(tmp_path, algo, *overrides, "algo.warmup_frames=40", "total_frames=200")
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import yaml
-from probes import QUICK, TINY, run
+from probes import ALGORITHMS, PROBE_ACTIONS, QUICK, TINY, run
 from torch import Tensor
 
 import rltool
@@ -88,7 +88,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
         process.kill()
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_seed_fixes_the_whole_run(tmp_path: Path, algo: str) -> None:
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         run(tmp_path / name, algo, f"seed={seed}", "total_frames=224")
@@ -212,7 +212,13 @@ def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("algo", "stop", "at", "total", "prioritized"),
-    [("ppo", 288, 130, 480, False), ("dqn", 300, 145, 560, False), ("dqn", 300, 145, 560, True)],
+    [
+        ("ppo", 288, 130, 480, False),
+        ("dqn", 300, 145, 560, False),
+        ("dqn", 300, 145, 560, True),
+        ("sac", 300, 145, 560, False),
+        ("sac", 300, 145, 560, True),
+    ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, algo: str, stop: int, at: int, total: int, prioritized: bool
@@ -222,9 +228,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
     overrides = [*PROBE, f"total_frames={total}", "logging.interval=50", "optim.schedule=linear", "seed=5"]
     overrides += ["buffer=prioritized"] if prioritized else []
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(whole, algo, *overrides, "env.kwargs={obs: t, reward: t}")
+    probe = f"obs: t, reward: t, actions: {PROBE_ACTIONS[algo]}"
+    run(whole, algo, *overrides, f"env.kwargs={{{probe}}}")
     with pytest.raises(SystemExit) as stopped:
-        run(parts, algo, *overrides, f"env.kwargs={{obs: t, reward: t, fault: SIGTERM, at: {at}}}")
+        run(parts, algo, *overrides, f"env.kwargs={{{probe}, fault: SIGTERM, at: {at}}}")
     assert stopped.value.code == 143
     assert (summary(parts)["status"], read_header(parts).frames) == ("interrupted", stop)
     assert points(parts) == [point for point in points(whole) if point["frames"] <= stop]
@@ -235,7 +242,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
     assert any("train/loss" in point for point in points(parts) if point["frames"] > stop)
     assert same(tensors(parts), tensors(whole))
     assert float(tensors(parts)["optim.step"]) == float(tensors(parts)["counters.updates"]) == result["updates"]
-    if algo == "dqn":
+    if algo != "ppo":
         name = f"buffer-{result['frames']}.safetensors"
         assert same(tensors(parts, name), tensors(whole, name))
     one, other = read_header(parts).state, read_header(whole).state
