@@ -120,7 +120,8 @@ class EnvConfig(Schema):
     )
     action_mask: str = Field(
         description="which actions are valid: auto finds out, none, info (its entry action_mask), method (action_masks()), "
-        "or the key of an entry of the observation"
+        "or the key of an entry of the observation",
+        min_length=1,
     )
     transforms: list[Annotated[TransformConfig, BeforeValidator(_named)]] = Field(
         description="TorchRL transforms: [Name, {name: …, kwargs: {…}}]; TorchRL's own collector is used then"

@@ -242,7 +242,7 @@ def test_an_old_version_works_with_a_warning(vector: MakeVector, capsys: pytest.
         ("InvertedDoublePendulum-v3", "Please use `InvertedDoublePendulum-v5` instead"),
         ("InvertedDoublePendulum-v6", "versioned environments: [ `v2`, `v4`, `v5` ]"),
         ("CartPol-v1", "Did you mean: `CartPole`?"),
-        ("PongNoFrameskip-v4", "Environment `PongNoFrameskip` doesn't exist"),
+        ("NoSuchGame-v4", "Environment `NoSuchGame` doesn't exist"),
         ("Cart Pole!", "Malformed environment ID"),
         ("no_such_module:CartPole-v1", "module no_such_module cannot be imported"),
     ],

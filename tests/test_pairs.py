@@ -35,7 +35,7 @@ def test_it_runs_or_is_refused(env: str, algo: str, tmp_path: Path, monkeypatch:
         f"env={env}",
         "network=auto",
         "network.hidden=[16]",
-        "network.cnn.features=16",
+        "network.cnn={channels: [4, 4, 4], features: 8}",
         "logging=none",
         "eval=none",
     ]
