@@ -18,6 +18,7 @@ import pytest
 import safetensors.torch
 import yaml
 from probes import ALGORITHMS, PROBE_ACTIONS, QUICK, TINY, run
+from safetensors import safe_open
 from torch import Tensor
 
 import rltool
@@ -605,3 +606,25 @@ def test_a_run_learns_from_observations_of_every_kind(tmp_path: Path, algo: str)
     assert kinds == ["binary", "image", "discrete", "box", "discrete"]
     saved = [name for name in tensors(tmp_path) if name.startswith("policy.")]
     assert any("encoders.1.0.weight" in name for name in saved), "the convolutions are in the checkpoint"
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+def test_a_policy_far_beyond_its_bounds_stays_finite(tmp_path: Path, squash: str) -> None:
+    """A mean of 50 where actions end at 1: densities and ratios neither overflow nor become NaN."""
+    words = ("env=pendulum", f"algo.squash={squash}", "total_frames=160", "logging=csv")
+    run(tmp_path, "ppo", *words)
+    file = read_header(tmp_path).path
+    with safe_open(file, framework="pt") as content:
+        metadata = content.metadata()
+    saved = safetensors.torch.load_file(file)
+    saved["policy.net.head.bias"] += 50
+    safetensors.torch.save_file(saved, file, metadata)
+
+    result = rltool.train(f"resume={tmp_path}", "total_frames=288")
+    assert (result["status"], result["frames"]) == ("finished", 288)
+    after = tensors(tmp_path)
+    assert all(bool(tensor.isfinite().all()) for tensor in after.values() if tensor.is_floating_point())
+    assert float(after["policy.net.head.bias"]) > 40
+    assert all(
+        value is None or np.isfinite(value) for point in points(tmp_path) for value in point.values() if value != "step"
+    )
