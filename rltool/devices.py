@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 
 import torch
@@ -15,8 +16,10 @@ def resolve_device(name: str) -> torch.device:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to a device that is there.
 
     Raises:
-        ConfigError: CUDA was asked for by name and there is none, or fewer devices than that.
+        ConfigError: another name, or CUDA was asked for by name and there is none, or fewer devices than that.
     """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ConfigError(Problem("device", f"expected auto, cpu, cuda or cuda:N, found {name!r}"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda" if count else "cpu")

@@ -81,6 +81,12 @@ def test_a_cuda_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
     assert resolve_device("cuda:1") == torch.device("cuda:1")
 
 
+@pytest.mark.parametrize("name", ["gpu", "cuda:first", "mps"])
+def test_another_device_is_answered_with_the_names(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^device: expected auto, cpu, cuda or cuda:N, found '{name}'"):
+        resolve_device(name)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
