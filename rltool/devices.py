@@ -10,6 +10,7 @@ import warnings
 import torch
 
 from rltool.errors import ConfigError, Problem
+from rltool.opengl import settle as settle_opengl
 
 
 def resolve_device(name: str) -> torch.device:
@@ -38,6 +39,7 @@ def describe_device(device: torch.device, asked: str) -> str:
 
 def quieten_libraries() -> None:
     """Turns off messages of the libraries that tell a user of rltool nothing he could act on."""
+    settle_opengl()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import torchrl  # noqa: F401 - sets its log level when it is imported
 
