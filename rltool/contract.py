@@ -165,6 +165,15 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             {},
         )
 
+    def render(self) -> Any:
+        """What the environment draws; its random numbers stay where they are (some wrappers draw noise from them)."""
+        generator = self.env.unwrapped.np_random
+        state = generator.bit_generator.state
+        try:
+            return self.env.render()
+        finally:
+            generator.bit_generator.state = state
+
     def _answer(self, observation: object, info: object, when: str, *, over: bool) -> Observation:
         """Checks an observation, and gives it as it goes on from here."""
         try:

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from rltool.collect import Step
 from rltool.contract import EnvContract
+from rltool.envs import no_pictures
 from rltool.errors import ConfigError, EnvironmentFault, Problem
 from rltool.importing import import_user_module, raised
 from rltool.schema import GymEnvConfig
@@ -57,7 +58,8 @@ class EnvPoolVectorEnv(VectorEnvBase):
     def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
         """One of these environments, as evaluation wants it: whole games, true rewards."""
         if render_mode is not None:
-            raise ConfigError(Problem("render", "EnvPool's environments open no window", "Leave render out"))
+            hint = "With env.backend=sync Gymnasium's own environment of this name runs instead, if it has one"
+            raise no_pictures(render_mode, f"{config.id} of EnvPool draws no pictures", hint)
         off = {name: value for name, value in _TRAINING_ONLY.items() if name in config.kwargs}
         return _contract(config.model_copy(update={"kwargs": config.kwargs | off}), index)
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -54,14 +54,46 @@ def wrapped(
     config: GymEnvConfig, render_mode: str | None = None, *, tell: bool = False, evaluation: bool = False
 ) -> GymEnv:
     """The environment with its wrappers, as Gymnasium has it; see :func:`make_env`."""
-    given: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-    env: GymEnv = gym_made(config, partial(gymnasium.make, disable_env_checker=True, **given), tell=tell)
+    env = _made(config, render_mode, tell=tell)
     for position, wrapper in enumerate(config.wrappers):
         if evaluation and wrapper.eval is False:
             continue
         changes = wrapper.eval if evaluation and isinstance(wrapper.eval, dict) else {}
         env = _wrap(env, wrapper, wrapper.kwargs | changes, f"env.wrappers[{position}]", config.id)
     return env
+
+
+def _made(config: GymEnvConfig, render_mode: str | None, *, tell: bool) -> GymEnv:
+    make: Callable[..., GymEnv] = partial(gymnasium.make, disable_env_checker=True)
+    if render_mode is None:
+        return gym_made(config, make, tell=tell)
+    chosen = config.kwargs.get("render_mode", render_mode)
+    if chosen != render_mode:
+        key = "render" if render_mode == "human" else "video"
+        problem = f"expected {render_mode} with {key}=true, found {chosen}"
+        raise ConfigError(Problem("env.kwargs.render_mode", problem, f"Give env.kwargs.render_mode={render_mode}"))
+    hint = f"If it is yours: take render_mode in __init__, name {render_mode} in metadata['render_modes'], draw in render()"
+    try:
+        env = gym_made(config, partial(make, render_mode=render_mode), tell=tell)
+    except ConfigError as error:
+        if "render_mode" not in str(error):
+            raise
+        raise no_pictures(render_mode, f"{config.id} cannot be watched: it takes no render_mode", hint) from error
+    modes = env.metadata.get("render_modes") or []
+    if render_mode == "rgb_array" and render_mode not in modes:
+        env.close()
+        found = f"only {', '.join(map(str, modes))}" if modes else "none"
+        raise no_pictures(
+            render_mode,
+            f"{config.id} draws no pictures: expected rgb_array among its render modes, found {found}",
+            hint,
+        )
+    return env
+
+
+def no_pictures(render_mode: str, problem: str, hint: str) -> ConfigError:
+    """The refusal of what was asked of an environment that cannot be watched in this way."""
+    return ConfigError(Problem("render" if render_mode == "human" else "video", problem, hint))
 
 
 def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], path: str, env_id: str) -> GymEnv:

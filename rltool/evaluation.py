@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rltool.collect import Explorer, TensorLeaves
     from rltool.schema import EnvConfig, EvalRunConfig
     from rltool.spaces import LeafSpec
+    from rltool.video import Film
 
 BOOTSTRAP_RESAMPLES = 10_000
 
@@ -51,7 +52,10 @@ class EvalReport:
         ci_low, ci_high: 95 % percentile bootstrap interval of the mean over episodes.
         success_rate: share of episodes at or above ``threshold``; None where the environment has none.
         cut: episodes that had not ended after ``max_steps`` steps.
+        device: where the policy computed.
         returns, lengths: of each episode, in the order of their seeds.
+        videos: files with the episodes, in that order, where they were filmed.
+        video_problem: why episodes are missing among them.
     """
 
     mean: float
@@ -71,8 +75,11 @@ class EvalReport:
     seed: int
     env: str
     checkpoint: str | None
+    device: str
     returns: list[float]
     lengths: list[int]
+    videos: list[str] = field(default_factory=list)
+    video_problem: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """All of it as plain values."""
@@ -103,14 +110,15 @@ class Evaluator:
         config: the env node; ``num_envs`` of it is replaced.
         num_envs: episodes run side by side.
         device: where the policy lives.
-        render: open a window.
+        render_mode: ``human`` opens a window, for one episode at a time; ``rgb_array`` is for a film.
     """
 
-    def __init__(self, config: EnvConfig, *, num_envs: int, device: torch.device, render: bool = False) -> None:
+    def __init__(
+        self, config: EnvConfig, *, num_envs: int, device: torch.device, render_mode: str | None = None
+    ) -> None:
         with untouched_world():
-            self._envs = [
-                single_env(config, index, "human" if render else None) for index in range(1 if render else num_envs)
-            ]
+            count = 1 if render_mode == "human" else num_envs
+            self._envs = [single_env(config, index, render_mode) for index in range(count)]
         first = self._envs[0]
         self.id = first.spec.id if first.spec is not None else str(getattr(config, "id", config.kind))
         self.threshold = first.spec.reward_threshold if first.spec is not None else None
@@ -128,6 +136,7 @@ class Evaluator:
         streams: tuple[Stream, Stream] = (Stream.EVAL_ENV, Stream.EVAL_POLICY),
         frames: int = 0,
         checkpoint: str | None = None,
+        film: Film | None = None,
     ) -> EvalReport:
         """Runs ``episodes`` episodes; the i-th starts at the i-th seed of the stream, whichever environment runs it.
 
@@ -139,6 +148,7 @@ class Evaluator:
             streams: random streams of environments and of sampling.
             frames: frame counter of the policy (an ε schedule samples as it stands there).
             checkpoint: recorded in the report.
+            film: films the episodes; the environments must draw (``rgb_array``).
 
         Raises:
             NonFiniteError: a return is NaN or infinite.
@@ -147,7 +157,7 @@ class Evaluator:
         with untouched_world(), torch.no_grad():
             seed_world(starts[0])  # some environments draw from the global generators
             returns, lengths, cut = self._run(
-                actor, starts, max_steps, deterministic, generator(seed, streams[1]), frames
+                actor, starts, max_steps, deterministic, generator(seed, streams[1]), frames, film
             )
         for episode, value in enumerate(returns):
             if not np.isfinite(value):
@@ -175,12 +185,22 @@ class Evaluator:
             seed=seed,
             env=self.id,
             checkpoint=checkpoint,
+            device=str(self._device),
             returns=returns,
             lengths=lengths,
+            videos=[] if film is None else sorted(map(str, film.videos)),
+            video_problem=None if film is None else film.problem,
         )
 
     def _run(
-        self, actor: Actor, starts: list[int], max_steps: int, deterministic: bool, noise: torch.Generator, frames: int
+        self,
+        actor: Actor,
+        starts: list[int],
+        max_steps: int,
+        deterministic: bool,
+        noise: torch.Generator,
+        frames: int,
+        film: Film | None,
     ) -> tuple[list[float], list[int], int]:
         slots = min(len(self._envs), len(starts))
         returns, lengths, cut = [0.0] * len(starts), [0] * len(starts), 0
@@ -195,6 +215,8 @@ class Evaluator:
                 return
             observation, _ = self._envs[slot].reset(seed=starts[episode])
             running[slot] = episode
+            if film is not None:
+                film.add(episode, self._envs[slot])
             for key, array in leaves_of(observation, self.leaves).items():
                 observed[key][slot] = array
 
@@ -212,9 +234,13 @@ class Evaluator:
                 observation, reward, terminated, truncated, _ = self._envs[slot].step(actions[slot])
                 returns[episode] += float(reward)
                 lengths[episode] += 1
+                if film is not None:
+                    film.add(episode, self._envs[slot])
                 over = lengths[episode] >= max_steps
                 if terminated or truncated or over:
                     cut += int(over and not (terminated or truncated))
+                    if film is not None:
+                        film.end(episode)
                     begin(slot)
                 else:
                     for key, array in leaves_of(observation, self.leaves).items():
@@ -261,8 +287,10 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
 
     Raises:
         CheckpointError: the file is missing or broken.
-        ConfigError: the environment has other spaces than the one the policy was trained on, or cannot be made.
+        ConfigError: the environment has other spaces than the one the policy was trained on, or cannot be made or
+            filmed.
     """
+    from contextlib import ExitStack, closing
     from pathlib import Path
 
     from rltool.config import load_node
@@ -282,6 +310,10 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
                 "Leave it out, or run where there is a screen",
             )
         )
+    if config.video:
+        from rltool.opengl import settle_without_screen
+
+        settle_without_screen()
     device = resolve_device(config.device)
     loaded = LoadedPolicy(Path(config.checkpoint), device=str(device))
     node = dict(loaded.env_node)
@@ -289,9 +321,12 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
         node[key] = {**node[key], **value} if isinstance(value, dict) and isinstance(node.get(key), dict) else value  # type: ignore[dict-item]
     env_config = load_node("env", node)
     max_steps = config.max_steps if config.max_steps is not None else loaded.max_steps
-    evaluator = Evaluator(env_config, num_envs=config.num_envs, device=device, render=config.render)  # type: ignore[arg-type]
-    try:
+    render_mode = "human" if config.render else "rgb_array" if config.video else None
+    with ExitStack() as stack:
+        evaluator = Evaluator(env_config, num_envs=config.num_envs, device=device, render_mode=render_mode)  # type: ignore[arg-type]
+        stack.enter_context(closing(evaluator))
         check_spaces(loaded.header, evaluator, lambda text: print(f"warning: {text}", file=sys.stderr))
+        film = stack.enter_context(closing(_film(config, loaded.header))) if config.video else None
         return evaluator(
             loaded.algorithm,
             episodes=config.episodes,
@@ -302,6 +337,15 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
             streams=(Stream.TEST_ENV, Stream.TEST_POLICY),
             frames=loaded.header.frames,
             checkpoint=str(loaded.header.path),
+            film=film,
         )
-    finally:
-        evaluator.close()
+
+
+def _film(config: EvalRunConfig, header: Header) -> Film:
+    from pathlib import Path
+
+    from rltool.video import Film, new_directory
+
+    if config.video_dir is not None:
+        return Film(Path(config.video_dir).expanduser().absolute(), config.episodes)
+    return Film(new_directory(header.path, header.run_directory), config.episodes)

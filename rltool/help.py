@@ -32,6 +32,7 @@ _EXAMPLES = {
         ("rltool eval checkpoint=runs/…/checkpoints/best.ckpt", ""),
         ("rltool eval checkpoint=best.ckpt episodes=20 out=report.json", ""),
         ("rltool eval checkpoint=best.ckpt render=true episodes=3", "watch it"),
+        ("rltool eval checkpoint=best.ckpt video=true episodes=3", "a video of each"),
         ("rltool eval checkpoint=best.ckpt env.kwargs.sutton_barto_reward=true", "a changed environment"),
     ),
     "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),

@@ -23,6 +23,7 @@ EXTRAS = {
     "shimmy": "dm_control",
     "dm_control": "dm_control",
     "dm-control": "dm_control",
+    "imageio_ffmpeg": "video",
     "torchvision": "vision",
 }
 

@@ -756,12 +756,27 @@ class EvalRunConfig(Schema):
         description="an episode that has not ended by then is cut, in steps; null: as in training"
     )
     render: bool = Field(description="open a window and show the episodes")
+    video: bool = Field(description="write a video of each episode (extra: video)")
+    video_dir: str | None = Field(
+        description="directory for the videos; null: a new one under videos/ of the checkpoint's run, or of the working "
+        "directory where it lies elsewhere",
+        min_length=1,
+    )
     out: str | None = Field(description="a JSON file for the whole report; null: none")
     quiet: bool = Field(description="print the result only, in one line")
     debug: bool = Field(description="show tracebacks")
     env: dict[str, JsonValue] = Field(
         description="changes to the environment of the checkpoint: env.id=…, env.kwargs.x=…"
     )
+
+    @field_validator("video")
+    @classmethod
+    def _is_no_window(cls, video: bool, others: ValidationInfo) -> bool:
+        if video and others.data.get("render"):
+            raise ValueError(
+                "expected false with render=true (an environment draws in a window or in a video), found true"
+            )
+        return video
 
 
 class EnvCheckConfig(Schema):

@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
-from rltool.envs import remarks
+from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, NonFiniteError, Problem
 from rltool.importing import import_user_module
 from rltool.schema import GymEnvConfig
@@ -92,12 +92,14 @@ def _single(
         # Wherever it came from, a TorchRL environment has it among its observations.
         name, mask = config.id, "none" if contract.mask_source == "none" else MASK[0]
     elif render_mode is not None:
-        raise ConfigError(Problem("render", "a TorchRL environment opens no window"))
+        problem = f"{config.entry_point} is a TorchRL environment, and those draw no pictures"
+        raise no_pictures(render_mode, problem, "Leave it out")
     else:
         base, contract = make_torchrl(config, index, evaluation=evaluation, tried=tried), None
         name, mask = config.entry_point, config.action_mask
     env = TorchRLGym(base)
-    env.spec = contract.spec if contract is not None else None
+    if contract is not None:
+        env.spec, env.metadata, env.render_mode = contract.spec, contract.metadata, contract.render_mode
     return EnvContract(env, name, index, keys=config.observation_keys, action_mask=mask)
 
 
@@ -136,6 +138,10 @@ class TorchRLGym(gymnasium.Env[Any, Any]):
         ended = following.get("terminated", None)
         terminated = bool(following["done"].any()) and not truncated if ended is None else bool(ended.any())
         return self._observation(following), float(following["reward"].item()), terminated, truncated, {}
+
+    def render(self) -> Any:
+        """What the Gymnasium environment inside draws."""
+        return _contract_of(self.base).render()
 
     def close(self) -> None:
         """Closes the environment."""

@@ -596,7 +596,7 @@ REPORT: dict[str, object] = {
     "mean": 480.5, "std": float("nan"), "median": 500.0, "iqm": 495.0, "min": 400.0, "max": 500.0,
     "ci_low": 470.0, "ci_high": 490.0, "success_rate": 0.75, "episodes": 4, "deterministic": True, "seed": 0,
     "returns": [500.0, 500.0, 400.0, 500.0], "lengths": [500, 500, 400, 500], "threshold": 475.0, "cut": 0,
-    "env": "CartPole-v1", "checkpoint": "best.ckpt",
+    "env": "CartPole-v1", "checkpoint": "best.ckpt", "device": "cpu", "videos": [], "video_problem": None,
 }  # fmt: skip
 
 
@@ -607,7 +607,7 @@ def evaluation(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     def evaluate_checkpoint(config: object) -> object:
         calls.append(config)
-        return SimpleNamespace(to_json=lambda: REPORT)
+        return SimpleNamespace(to_json=lambda: REPORT, video_problem=REPORT["video_problem"])
 
     _replace_module(monkeypatch, "evaluation", SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint))
     return calls
@@ -626,6 +626,42 @@ def test_eval_prints_a_report_and_writes_it(command: Rltool, evaluation: list[ob
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "report.json"]
 
 
+def test_eval_says_where_the_videos_are(
+    command: Rltool, evaluation: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setitem(
+        REPORT, "videos", [str(tmp_path / f"old/videos/best/episode-{index}.mp4") for index in range(4)]
+    )
+    answer = command("eval", "checkpoint=old", "video=true", "device=auto")
+    assert answer.code == 0
+    assert re.search(r"^videos +4, in old/videos/best$", answer.out, re.MULTILINE)
+    assert re.search(r"^device +cpu, chosen by device=auto$", answer.out, re.MULTILINE)
+
+
+def test_eval_without_its_videos_prints_its_numbers_and_fails(
+    command: Rltool, evaluation: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setitem(REPORT, "videos", [str(tmp_path / "old/videos/best/episode-0.mp4")])
+    monkeypatch.setitem(REPORT, "video_problem", "video: drawing CartPole-v1 raised ImportError: no GL")
+    answer = command("eval", "checkpoint=old", "video=true", "out=report.json")
+    assert answer.code == 1
+    assert "480.50 ± –" in answer.out
+    assert "1 of 4 episodes, in old/videos/best" in answer.out
+    assert answer.err == "rltool eval: video: drawing CartPole-v1 raised ImportError: no GL\n"
+    assert json.loads((tmp_path / "report.json").read_text())["mean"] == 480.5
+
+
+def test_eval_names_the_extra_for_videos_first(
+    command: Rltool, evaluation: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    answer = command("eval", "checkpoint=old", "video=true")
+    assert (answer.code, evaluation) == (2, [])
+    assert "pip install 'rltool[video]'" in answer.err
+
+
 def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> None:
     assert command("eval", "checkpoint=old", "quiet=true").out == "480.50 ± – over 4 episodes\n"
 
@@ -637,6 +673,7 @@ def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> No
         ("env.ide=x", "env.ide: no such key. Did you mean env.id?"),
         ("out=old", "out: expected a file"),
         ("out=nowhere/x.json", "out: there is no directory"),
+        ("device=gpu", "device: expected text (auto, cpu, cuda or cuda:N), found 'gpu'"),
     ],
 )
 def test_eval_refuses_before_the_first_episode(command: Rltool, evaluation: list[object], word: str, said: str) -> None:

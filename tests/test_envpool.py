@@ -196,7 +196,8 @@ def test_wrappers_and_transforms_are_refused(changes: dict[str, Any], message: s
         load_node("env", pool_config("Pong-v5").model_dump() | changes)
 
 
-def test_no_window_is_promised() -> None:
+@pytest.mark.parametrize(("key", "render_mode"), [("render", "human"), ("video", "rgb_array")])
+def test_no_picture_is_promised(key: str, render_mode: str) -> None:
     config = cast("EnvConfig", pool_config("CartPole-v1"))
-    with pytest.raises(ConfigError, match=r"^render: EnvPool's environments open no window"):
-        single_env(config, 0, render_mode="human")
+    with pytest.raises(ConfigError, match=rf"^{key}: CartPole-v1 of EnvPool draws no pictures.*env\.backend=sync"):
+        single_env(config, 0, render_mode=render_mode)

@@ -45,6 +45,8 @@ def eval_config(checkpoint: Path, **changes: object) -> EvalRunConfig:
         "num_envs": 2,
         "max_steps": 20,
         "render": False,
+        "video": False,
+        "video_dir": None,
         "out": None,
         "quiet": True,
         "debug": False,

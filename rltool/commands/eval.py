@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from rltool.composition import read_overrides
 from rltool.config import import_plugins, load_node
 from rltool.errors import ConfigError, Problem, RltoolError
+from rltool.importing import import_user_module
 from rltool.launch import check_command
 from rltool.schema import EvalRunConfig
 
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def main(options: Options) -> int:
-    """Runs the command; returns the exit code."""
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ConfigError: what was asked for cannot be evaluated.
+        RltoolError: a file cannot be written, or a video, after the report was printed.
+    """
     files = options.files()
     line = read_overrides(options.overrides, files, name="eval")
     config = check_command(EvalRunConfig, line, files, "eval")
@@ -30,15 +36,19 @@ def main(options: Options) -> int:
     out = Path(config.out) if config.out is not None else None
     if out is not None:
         _check_writable(out)
+    if config.video:
+        import_user_module("imageio_ffmpeg", "video")  # a missing extra is told before torch is imported
 
     from rltool.evaluation import evaluate_checkpoint
 
     report = evaluate_checkpoint(config)
     tree = report.to_json()
-    print(_line(tree) if config.quiet else _table(tree))
+    print(_line(tree) if config.quiet else _table(tree, config.device))
     if out is not None:
         _write(out, tree)
         print(f"written to {out}")
+    if report.video_problem is not None:
+        raise RltoolError(report.video_problem)
     return 0
 
 
@@ -76,8 +86,13 @@ def _line(report: Mapping[str, object]) -> str:
     return f"{_number(report['mean'])} ± {_number(report['std'])} over {report['episodes']} episodes"
 
 
-def _table(report: Mapping[str, object]) -> str:
-    """The report for a reader; rows whose value does not exist are left out."""
+def _table(report: Mapping[str, object], device: str) -> str:
+    """The report for a reader; rows whose value does not exist are left out.
+
+    Args:
+        report: the values.
+        device: which one was asked for.
+    """
     rows = [
         ("checkpoint", str(report["checkpoint"])),
         ("environment", str(report["env"])),
@@ -85,6 +100,7 @@ def _table(report: Mapping[str, object]) -> str:
             "episodes",
             f"{report['episodes']}, {'deterministic' if report['deterministic'] else 'sampled'}, seed {report['seed']}",
         ),
+        ("device", f"{report['device']}{', chosen by device=auto' if device == 'auto' else ''}"),
         ("return, mean", f"{_number(report['mean'])} ± {_number(report['std'])} (standard deviation)"),
         ("95 % interval", f"{_number(report['ci_low'])} … {_number(report['ci_high'])} (bootstrap of the mean)"),
         ("median, IQM", f"{_number(report['median'])}, {_number(report['iqm'])}"),
@@ -100,8 +116,19 @@ def _table(report: Mapping[str, object]) -> str:
         rows.append(("success", f"{rate:.0%} of episodes reach {report['threshold']:g}"))
     if report["cut"]:
         rows.append(("cut", f"{report['cut']} episodes were cut at {report['max_steps']:,} steps (max_steps)"))
+    videos = report["videos"]
+    if isinstance(videos, list) and videos:
+        count = (
+            f"{len(videos)} of {report['episodes']} episodes" if len(videos) != report["episodes"] else str(len(videos))
+        )
+        rows.append(("videos", f"{count}, in {_from_here(Path(videos[0]).parent)}"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _from_here(path: Path) -> str:
+    """A path as it is shortest for a reader: from the working directory where it lies in it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _check_writable(path: Path) -> None:
