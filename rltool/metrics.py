@@ -180,14 +180,14 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "critic/q_value_mean",
-        "mean over a minibatch of the largest Q value of each state (DQN)",
+        "mean Q value: the largest of each state of the last batch (DQN), the smaller critic's of the policy's own actions (SAC)",
         "reward",
         "rises with the return, at most the return that can be reached, discounted",
         "far above it: algo.double=true, lower optim.lr, larger algo.target_interval",
     ),
     Metric(
         "critic/q_values",
-        "Q values of all actions in the last minibatch (DQN)",
+        "Q values of all actions in the states of the last batch (DQN)",
         "reward",
         "within the returns that can be reached",
         "runs away: algo.double=true, lower optim.lr, larger algo.target_interval",
@@ -195,7 +195,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "critic/td_errors",
-        "absolute TD errors of the last minibatch (DQN)",
+        "absolute TD errors of the last minibatch (DQN; SAC: the larger one of its critics)",
         "reward",
         "small beside the Q values, few outliers",
         "heavy tails: algo.loss_function=smooth_l1, algo.max_grad_norm=10; check the reward scale",

@@ -126,6 +126,11 @@ class Optimizer:
         data.grad = gradient
         self._optimizer.step()
 
+    def histograms(self, gradient: Tensor) -> dict[str, Tensor]:
+        """The parameters (``params/<name>``) and a flat gradient of them (``grads/<name>``), as metrics."""
+        views = {"params": self._flat.views(self._flat.data.data), "grads": self._flat.views(gradient)}
+        return {f"{tag}/{name}": view for tag, named in views.items() for name, view in named.items()}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Moments by parameter name (``exp_avg.<parameter>``) and the step counter (``step``)."""
         self._flat.check()

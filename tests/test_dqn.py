@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rltool.actions import ActionSpec
 from rltool.algos.dqn import DQN, STEP_METRICS
+from rltool.algos.replaying import columns
 from rltool.choices import best, masked
 from rltool.errors import ConfigError
 from rltool.seeding import Stream, generator
@@ -78,7 +79,7 @@ def test_a_time_limit_does_not_cut_the_target() -> None:
     ends = torch.tensor([[False, True, False, False]])
     algorithm.buffer.extend(batch(1, 4, algorithm.actions, truncated=ends))
     (drawn,) = algorithm.buffer.draw(4, 4)
-    _, following = algorithm._columns(drawn)
+    _, following = columns(algorithm, drawn)
     assert bool(drawn["next", "done"].any())
     assert not bool(following["terminated"].any())
     assert not bool(following["done"].any())
@@ -153,7 +154,7 @@ def test_what_is_stored_and_drawn_keeps_its_masks() -> None:
     metrics = algorithm.update(given, 20)
     assert bool(metrics["train/loss"].isfinite())
     (drawn,) = algorithm.buffer.draw(3, 4)
-    now, following = algorithm._columns(drawn)
+    now, following = columns(algorithm, drawn)
     for row in range(12):
         step, column = divmod(row, 4)
         found = (given["observation"] == now["observation"][step, column]).all(-1).nonzero()[0].tolist()

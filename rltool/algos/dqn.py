@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,6 +12,7 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate, ValueEstimators
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
+from rltool.algos.replaying import Columns, columns, steps
 from rltool.buffers import PrioritizedBuffer, ReplayBuffer
 from rltool.choices import masked
 from rltool.collect import Explorer, RandomExplorer, TensorLeaves
@@ -117,32 +119,25 @@ class DQN(Algorithm):
         if config.target_interval is not None and due(before, frames, config.target_interval):
             self._updater.step()
 
-        rows: list[Tensor] = []
-        for drawn in self.buffer.draw(self.planned(frames) - self.planned(before), config.minibatch_size):
-            now, following = self._columns(drawn)
-            td_errors: list[Tensor] = []
-            for step in range(drawn.batch_size[0]):
-                gradient, row, td_error = self._gradient(
-                    {name: column[step] for name, column in now.items()},
-                    {name: column[step] for name, column in following.items()},
-                )
-                self.optimizer.step(gradient)
-                if config.tau is not None:
-                    self._updater.step()
-                rows.append(row)
-                td_errors.append(td_error)
-            self.buffer.update_priority(drawn, torch.stack(td_errors))
-        self.counters.updates += len(rows)
+        due_now = self.planned(frames) - self.planned(before)
+        made = steps(
+            due_now,
+            config.minibatch_size,
+            buffer=self.buffer,
+            optimizer=self.optimizer,
+            columns=partial(columns, self),
+            gradient=self._gradient,
+            names=STEP_METRICS,
+            follow=self._updater.step if config.tau is not None else None,
+        )
+        self.counters.updates += due_now
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        if rows:
-            metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
-            metrics["train/learning_rate"] = torch.tensor(learning_rate)
-            metrics["critic/td_errors"] = td_errors[-1]
+        if made:
+            metrics |= {**made, "train/learning_rate": torch.tensor(learning_rate)}
+            seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self.leaves(batch).items()})
             with torch.no_grad():
-                values = self.net(*(now[key][-1] for key in self.preprocessor.keys))
+                values = self.net(*(seen[key] for key in self.preprocessor.keys))
             metrics["critic/q_values"], metrics["critic/q_value_mean"] = values, values.max(-1).values.mean()
-            metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
-            metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
         return metrics
 
     def planned(self, frames: int) -> int:
@@ -154,7 +149,7 @@ class DQN(Algorithm):
         values = self.net(*(features[key] for key in self.preprocessor.keys))
         return masked(values, features.get("action_mask"))
 
-    def gradient(self, now: dict[str, Tensor], following: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """The clipped gradient of the loss on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``.
 
         A pure function of its arguments and the parameters: it compiles into one graph.
@@ -172,21 +167,6 @@ class DQN(Algorithm):
         # TorchRL leaves δ² as the priority; the paper's is |δ|.
         td_error = minibatch["td_error"].squeeze(-1).sqrt()
         return gradient, torch.stack([loss, norm]).detach(), td_error.detach()
-
-    def _columns(self, drawn: TensorDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What :meth:`gradient` takes, for ``[steps, size]`` transitions at once."""
-        weight = drawn.get("priority_weight", None)
-        if weight is None:
-            weight = torch.ones(drawn.batch_size, device=drawn.device)
-        terminated = drawn["next", "terminated"]
-        now = {**self.preprocessor(self.leaves(drawn)), "action": drawn["action"], "priority_weight": weight.float()}
-        following = {
-            **self.preprocessor(self.leaves(drawn, following=True)),
-            "reward": drawn["next", "reward"],
-            "terminated": terminated,
-            "done": terminated,
-        }
-        return now, following
 
     def components(self) -> dict[str, Component]:
         """Networks, statistics, moments, counters, generators, and the buffer."""

@@ -143,9 +143,7 @@ class PPO(Algorithm):
         metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
         metrics["train/learning_rate"] = torch.tensor(learning_rate)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
-        metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
-        return metrics
+        return metrics | self.optimizer.histograms(gradient)
 
     @torch.no_grad()
     def prepare(self, batch: TensorDict) -> tuple[dict[str, Tensor], Metrics]:

@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 from torchrl.objectives import SACLoss, ValueEstimators
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
+from rltool.algos.replaying import Columns, columns, steps
 from rltool.buffers import PrioritizedBuffer, ReplayBuffer
 from rltool.collect import Explorer, TensorLeaves
 from rltool.errors import ConfigError, Problem
@@ -156,35 +157,28 @@ class SAC(Algorithm):
         learning_rate = self.optimizer.set_lr(before, self._budget)
         self.buffer.set_beta(before, self._budget)
 
-        rows: list[Tensor] = []
-        for drawn in self.buffer.draw(self.planned(frames) - self.planned(before), config.minibatch_size):
-            now, following = self._columns(drawn)
-            td_errors: list[Tensor] = []
-            for step in range(drawn.batch_size[0]):
-                gradient, row, td_error = self._gradient(
-                    {name: column[step] for name, column in now.items()},
-                    {name: column[step] for name, column in following.items()},
-                )
-                self.optimizer.step(gradient)
-                self._updater.step()
-                rows.append(row)
-                td_errors.append(td_error)
-            self.buffer.update_priority(drawn, torch.stack(td_errors))
-        self.counters.updates += len(rows)
+        due_now = self.planned(frames) - self.planned(before)
+        made = steps(
+            due_now,
+            config.minibatch_size,
+            buffer=self.buffer,
+            optimizer=self.optimizer,
+            columns=self._columns,
+            gradient=self._gradient,
+            names=STEP_METRICS,
+            follow=self._updater.step,
+        )
+        self.counters.updates += due_now
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        if rows:
-            metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
-            metrics["train/learning_rate"] = torch.tensor(learning_rate)
-            metrics["critic/td_errors"] = td_errors[-1]
-            metrics |= {f"params/{name}": view for name, view in self.flat.views(self.flat.data.data).items()}
-            metrics |= {f"grads/{name}": view for name, view in self.flat.views(gradient).items()}
+        if made:
+            metrics |= {**made, "train/learning_rate": torch.tensor(learning_rate)}
         return metrics
 
     def planned(self, frames: int) -> int:
         """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
         return int(max(frames - self._config.warmup_frames, 0) * self._config.updates_per_frame)
 
-    def gradient(self, now: dict[str, Tensor], following: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """The clipped gradient of the three losses on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``
         (the larger one of the two critics).
 
@@ -210,28 +204,12 @@ class SAC(Algorithm):
         row = torch.stack([total, value_loss, policy_loss, -log_prob.mean(), alpha, value, norm])
         return gradient, row.detach(), critic["td_error"].detach()
 
-    def _columns(self, drawn: TensorDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What :meth:`gradient` takes, for ``[steps, size]`` transitions at once; with the noise of its two samples, so
-        that a compiled graph draws no random numbers."""
-        weight = drawn.get("priority_weight", None)
-        if weight is None:
-            weight = torch.ones(drawn.batch_size, device=drawn.device)
-        terminated, action = drawn["next", "terminated"], drawn["action"]
-        noise = torch.randn(2, *action.shape, generator=self._minibatch_order).to(action.device)
-        now = {
-            **self.preprocessor(self.leaves(drawn)),
-            "noise": noise[0],
-            "action": action,
-            "priority_weight": weight.float(),
-        }
-        following = {
-            **self.preprocessor(self.leaves(drawn, following=True)),
-            "noise": noise[1],
-            "reward": drawn["next", "reward"],
-            "terminated": terminated,
-            "done": terminated,
-        }
-        return now, following
+    def _columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
+        """What :meth:`gradient` takes, with the noise of its two samples, so that a compiled graph draws no random
+        numbers."""
+        now, following = columns(self, drawn)
+        noise = torch.randn(2, *now["action"].shape, generator=self._minibatch_order).to(now["action"].device)
+        return {**now, "noise": noise[0]}, {**following, "noise": noise[1]}
 
     def components(self) -> dict[str, Component]:
         """Networks, temperature, statistics, moments, counters, generators, and the buffer."""
