@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, cast
@@ -79,12 +80,13 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         parameters = inspect.signature(env.unwrapped.reset).parameters
         if not {"seed", "options"} <= set(parameters) and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise EnvironmentFault(f"{self._name}: reset() must take seed and options, found ({', '.join(parameters)})")
+        self._index, self._stack = index, _stacked(env)
         self.actions: ActionSpec = action_spec(env.action_space, name)
         self.mask_source = self._find_mask(action_mask, name)
         in_observation = self.mask_source not in ("none", "info", "method")
         self._mask_key: Key | None = (*OBSERVATION, *self.mask_source.split(".")) if in_observation else None
         inputs = leaf_specs(
-            env.observation_space, name, keys=keys, without=self._mask_key, stack=_stacked(env), skip=skip
+            env.observation_space, name, keys=keys, without=self._mask_key, stack=self._stack, skip=skip
         )
         self._inputs = inputs
         self._masks: Callable[[], object] | None = None
@@ -96,6 +98,10 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._plain is None:
             self.observation_space = spaces.Dict({spec.name: _storage(spec) for spec in self.leaves})
         self._steps = 0
+        # The type that a plain observation was found to have: as long as shape and type stay, nothing else is looked at.
+        # What must be one of a few values is looked at each time.
+        self._dtype: object = None
+        self._numeric = self._plain is not None and inputs[0].kind in ("box", "image")
 
     def as_leaves(self, observation: Any) -> Leaves:
         """The leaves of what :meth:`reset` or :meth:`step` gave, or of a batch of them."""
@@ -152,7 +158,12 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         observation, reward, terminated, truncated, info = result
         self._steps += 1
-        if self._plain is None or self._steps <= CHECKED_STEPS or getattr(observation, "shape", None) != self._plain:
+        if (
+            not self._numeric
+            or self._steps <= CHECKED_STEPS
+            or getattr(observation, "shape", None) != self._plain
+            or observation.dtype != self._dtype
+        ):
             observation = self._answer(observation, info, f"step {self._steps}", over=bool(terminated))
         if terminated or truncated:
             # An environment may fill one array again and again; its last observation must outlive the reset that follows.
@@ -164,6 +175,13 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             bool(truncated),
             {},
         )
+
+    def close(self) -> None:
+        """Closes the environment; what it raises then ends nothing."""
+        try:
+            self.env.close()
+        except Exception as error:
+            print(f"warning: {self._name}: close() {raised(error)}", file=sys.stderr)
 
     def render(self) -> Any:
         """What the environment draws; its random numbers stay where they are (some wrappers draw noise from them)."""
@@ -185,6 +203,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         for spec in self._inputs:
             self._check(leaves[spec.key], spec, when)
         if self._plain is not None:
+            self._dtype = leaves[OBSERVATION].dtype
             return cast("Observation", observation)
         named = {spec.name: leaves[spec.key] for spec in self._inputs}
         if self._masked:
@@ -229,10 +248,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         has_method = callable(getattr(self.env.unwrapped, "action_masks", None)) or self.env.has_wrapper_attr(
             "action_masks"
         )
+        if choice == "auto" and isinstance(space, spaces.Dict) and MASK[0] in space.spaces:
+            choice = MASK[0]
         if choice == "auto":
-            part = space.spaces.get(MASK[0]) if isinstance(space, spaces.Dict) else None
-            if part is not None and part.shape is not None and np.prod(part.shape) == self.actions.size:
-                return MASK[0]
             if has_method:
                 return "method"
             return "info" if MASK[0] in self._reset(0, None)[1] else "none"
@@ -241,11 +259,13 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             problem = f"masks are for choices, and {name} has the actions {self.env.action_space}"
         elif choice == "method" and not has_method:
             problem = f"{name} has no method action_masks()"
+        elif choice == "info" and not self._index and MASK[0] not in self._reset(0, None)[1]:
+            problem = f"the info of {name} has no action_mask"
         elif choice not in ("method", "info"):
             part = _entry(space, choice)
             if part is None or part.shape is None:
                 problem = f"expected auto, none, info, method or an entry of the observation, found {choice!r}; {name} has {space}"
-            elif np.prod(part.shape) != self.actions.size:
+            elif np.prod(part.shape) not in (self.actions.size, self._stack * self.actions.size):
                 problem = f"the mask of {self.env.action_space} has {self.actions.size} entries, and {choice} of {name} is {part}"
         if problem is not None:
             raise ConfigError(Problem("env.action_mask", problem, "auto finds out; none goes without"))
@@ -255,6 +275,8 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Which choices are valid, ``[size]``; of an episode that is over, any will do."""
         if self._mask_key is not None:
             value: object = entry(observation, self._mask_key[1:])
+            if self._stack > 1 and np.asarray(value).size != self.actions.size:
+                value = np.asarray(value)[-1]  # of stacked frames the newest
         elif self._masks is not None:
             try:
                 value = self._masks()

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 
+# Wrappers whose statistics belong to the algorithm, and the key that does the same.
+_STATISTICS = {
+    "NormalizeObservation": "algo.normalize_observation=true, whose statistics",
+    "NormalizeReward": "algo.scale_reward=true (PPO), whose statistics",
+}
+
+
 def make_env(
     config: GymEnvConfig, index: int, render_mode: str | None = None, *, tell: bool = False, evaluation: bool = False
 ) -> EnvContract:
@@ -98,6 +105,14 @@ def no_pictures(render_mode: str, problem: str, hint: str) -> ConfigError:
 
 def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], path: str, env_id: str) -> GymEnv:
     module, _, name = wrapper.name.rpartition(":")
+    if not module and name in _STATISTICS:
+        raise ConfigError(
+            Problem(
+                f"{path}.name",
+                f"{name} keeps statistics that no checkpoint would hold, different in each environment and in evaluation",
+                f"Use {_STATISTICS[name]} are saved with the policy",
+            )
+        )
     home = import_user_module(module or "gymnasium.wrappers", f"{path}.name")
     try:
         cls = getattr(home, name)

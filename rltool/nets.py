@@ -189,6 +189,14 @@ class Network(nn.Module):
         self.body, self.width = body, width
         self.head = head if head is not None else nn.Identity()
         self._scales = tuple(scales)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Network:
+        """Stays in evaluation mode, whatever is asked for: a policy that acts, the one that is learned from and the one
+        that is evaluated must be the same function, so dropout drops nothing and batch normalisation keeps the statistics
+        that it came with (minibatches of experience are no sample of a fixed distribution)."""
+        del mode
+        return super().train(False)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """``[N, outputs]`` of inputs ``[N, *shape]``."""
@@ -322,8 +330,7 @@ def nature_cnn(config: NatureCNNConfig, *, shapes: Shapes) -> Body:
 class ResNetEncoder(nn.Module):
     """torchvision's ResNet without its last layer (He et al. 2016, arXiv:1512.03385): ``[N, C, H, W]`` to ``[N, features]``.
 
-    Its batch normalisation always uses the statistics that it came with: minibatches of experience are no sample of a
-    fixed distribution. Gray images are given to all three colours; stacked frames are not taken.
+    Gray images are given to all three colours; stacked frames are not taken.
     """
 
     mean: Tensor
@@ -336,15 +343,6 @@ class ResNetEncoder(nn.Module):
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
         if frozen:
             backbone.requires_grad_(False)
-        self.train()
-
-    def train(self, mode: bool = True) -> ResNetEncoder:
-        """As for every module, but the statistics of batch normalisation stay as they are."""
-        super().train(mode)
-        for part in self.backbone.modules():
-            if isinstance(part, nn.BatchNorm2d):
-                part.eval()
-        return self
 
     def forward(self, image: Tensor) -> Tensor:
         """``[N, features]`` of pixels in [0, 1]."""
@@ -438,29 +436,50 @@ def module(config: ModuleConfig, *, shapes: Shapes) -> nn.Module:
                 "network.entry_point", f"expected a torch.nn.Module, {config.entry_point} gave {type(body).__name__}"
             )
         )
-    try:
-        found = output_shape(body, list(shapes.values()))
-    except Exception as error:  # the module is the user's own and may raise anything
-        raise ConfigError(
-            Problem(
-                "network.entry_point",
-                f"{config.entry_point} failed on inputs of {dict(shapes)} (a batch of one, in this order): "
-                f"{type(error).__name__}: {error}",
-            )
-        ) from error
-    if len(found) != 1:
-        raise ConfigError(
-            Problem(
-                "network.entry_point",
-                f"expected forward() to give [N, features], {config.entry_point} gave {['N', *found]} for {dict(shapes)}",
-            )
-        )
+    _check_module(body, shapes, config.entry_point)
     return body
+
+
+def _check_module(body: nn.Module, shapes: Shapes, name: str) -> None:
+    """Tries a user's module on batches of two sizes.
+
+    Raises:
+        ConfigError: it fails, gives no ``[N, features]`` of float32, or has a parameter that nothing depends on.
+    """
+
+    def refused(text: str) -> ConfigError:
+        return ConfigError(
+            Problem("network.entry_point", f"{name} {text}; its inputs are {dict(shapes)}, in this order")
+        )
+
+    body.eval()
+    widths: list[int] = []
+    for rows in (2, 3):
+        try:
+            output = body(*(torch.rand(rows, *shape) for shape in shapes.values()))
+        except Exception as error:  # the module is the user's own and may raise anything
+            raise refused(f"failed on a batch of {rows}: {type(error).__name__}: {error}") from error
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != rows or output.dtype != torch.float32:
+            found = f"{tuple(output.shape)} of {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+            raise refused(f"must give ({rows}, features) of torch.float32 for a batch of {rows}, gave {found}")
+        widths.append(output.shape[1])
+    if widths[0] != widths[1]:
+        raise refused(
+            f"gave {widths[0]} features for a batch of 2 and {widths[1]} for one of 3; expected the same number"
+        )
+    named = {key: part for key, part in body.named_parameters() if part.requires_grad}
+    reached = torch.autograd.grad(output.sum(), list(named.values()), allow_unused=True) if output.requires_grad else ()
+    idle = [key for key, slope in zip(named, reached or [None] * len(named), strict=True) if slope is None]
+    if idle:
+        raise refused(
+            f"has parameters that its output does not depend on ({', '.join(idle)}): take them out or freeze them"
+        )
 
 
 @torch.no_grad()
 def output_shape(body: nn.Module, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Shape that a body gives out for inputs of these shapes, without the batch."""
+    body.eval()
     device = next((part.device for part in body.parameters()), torch.device("cpu"))
     output = body(*(torch.zeros(1, *shape, device=device) for shape in shapes))
     if not isinstance(output, Tensor) or output.shape[:1] != (1,):

@@ -21,8 +21,8 @@ from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
-from rltool.errors import ConfigError, NonFiniteError, Problem
-from rltool.importing import import_user_module
+from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
+from rltool.importing import import_user_module, raised
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
 from rltool.spaces import MASK, Key, LeafSpec
@@ -49,6 +49,10 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
         raise ConfigError(
             Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")
         ) from error
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFault(f"{config.entry_point} {raised(error)}") from error
     if not isinstance(env, EnvBase) or env.batch_size != torch.Size([]):
         found = f"one with batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else type(env).__name__
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -167,10 +167,16 @@ def train(
             ],
             frames=frames,
         )
-        if _planned_updates(config) == 0 and config.init is None:
+        if _planned_updates(config) == 0 and _learns_by_steps(config) and config.init is None:
+            first = [name for name in ("warmup_frames", "learning_starts") if hasattr(config.algo, name)]
             console.warn(
                 f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made after "
-                "algo.warmup_frames and algo.learning_starts"
+                f"{' and '.join(f'algo.{name}' for name in first)}"
+            )
+        if config.total_frames > frames and config.optim.lr_at(frames, budget) == 0:
+            console.warn(
+                "the learning rate has fallen to 0 and stays there: nothing more will be learned. Give "
+                "optim.schedule=constant and optim.lr=…"
             )
         return _recorded(config, algorithm, collector, record, home, console)
 
@@ -215,7 +221,7 @@ def _recorded(
 ) -> dict[str, object]:
     """Runs the loop and writes down how it ended, whatever happens."""
     try:
-        with interrupts() as interrupted:
+        with interrupts(console.note) as interrupted:
             ended = loop(config, algorithm, collector, record, interrupted)
             record.log_rest()
             if ended in ("finished", "solved"):
@@ -294,6 +300,11 @@ def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] |
     return config.compile
 
 
+def _learns_by_steps(config: RunConfig) -> bool:
+    """Whether the algorithm would make gradient steps with frames enough."""
+    return config.algo.updates(config.model_copy(update={"total_frames": 10**9})) > 0
+
+
 def _planned_updates(config: RunConfig) -> int:
     return config.algo.updates(config) if config.total_frames > 0 else -1
 
@@ -318,22 +329,24 @@ def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> st
 class Interruption:
     """The signal that asked to stop, if one did."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], object] = str) -> None:
+        self._note = note
         self.by: signal.Signals | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Remembers the first; a second SIGINT stops at once."""
+        """Remembers the first, and says so; a second one stops at once."""
         del frame
-        if self.by is not None and number == signal.SIGINT:
+        if self.by is not None:
             raise KeyboardInterrupt
         self.by = signal.Signals(number)
+        self._note(f"{self.by.name}: stopping after this batch, a checkpoint will be saved; once more stops at once")
 
 
 @contextmanager
-def interrupts() -> Iterator[Interruption]:
+def interrupts(note: Callable[[str], object] = str) -> Iterator[Interruption]:
     """SIGINT and SIGTERM end the loop after its batch instead of in the middle (in the main thread; elsewhere they
     are not ours to take)."""
-    interruption = Interruption()
+    interruption = Interruption(note)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return

@@ -78,12 +78,12 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the workers."""
-        if not self._lost:
-            super().close_extras(timeout, terminate)
+        if not (self._lost or terminate):
+            super().close_extras(timeout)
             return
-        # Gymnasium's own waits for the answer that will not come.
+        # Gymnasium's own waits for the answer that will not come, and asks where workers do not listen.
         for process in self.processes:
-            process.terminate()
+            process.kill()
             process.join()
 
 
@@ -98,8 +98,10 @@ def make_in_worker(config: GymEnvConfig, index: int, world: int, parent: int) ->
     if os.getpid() == parent:
         return make_env(config, index)
     seed_world(world)
-    # Ctrl-C reaches every process of a terminal; when to stop is for the process that saves the checkpoint to say.
+    # These reach every process of a group (Ctrl-C on a terminal, timeout, a scheduler); when to stop is for the process
+    # that saves the checkpoint to say. A worker ends with its parent, whose end of the pipe then closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         return make_env(config, index)
     except ConfigError as error:

@@ -42,7 +42,11 @@ class DQN(Algorithm):
     def __init__(self, config: DQNConfig, *, run: Runtime) -> None:
         if run.actions.kind != "discrete":
             raise ConfigError(
-                Problem("algo", f"dqn needs a Discrete action space; {run.env} has {run.actions}", "Use algo=ppo")
+                Problem(
+                    "algo",
+                    f"dqn needs a Discrete action space; {run.env} has {run.actions}",
+                    "Use algo=ppo or algo=sac" if run.actions.bounded else "Use algo=ppo",
+                )
             )
         super().__init__(config, run)
         self._config, self._budget = config, run.budget
