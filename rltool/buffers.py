@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,14 +93,12 @@ class ReplayBuffer:
     def extend(self, batch: TensorDict) -> None:
         """Stores the transitions of a batch ``[num_envs, steps]``; of a batch larger than the buffer, the newest.
 
-        The first batch says how many environments there are: ``size`` is rounded up to a multiple of them. A batch of
-        another number of environments (a run resumed with another ``env.num_envs``) is taken too, see :meth:`_regroup`.
+        The first batch says how many environments there are: ``size`` is rounded up to a multiple of them.
         """
         num_envs, steps = batch.batch_size
         if not self._count:
             self._start(num_envs)
-        elif num_envs != self._num_envs:
-            self._regroup(num_envs)
+        assert num_envs == self._num_envs, "a run keeps its number of environments"
         kept = min(steps, self._capacity // num_envs)
         arrays = {
             (key if isinstance(key, tuple) else (key,)): value.cpu().numpy()[:, steps - kept :].swapaxes(0, 1)
@@ -185,21 +182,6 @@ class ReplayBuffer:
         steps = -(-self.size // num_envs)
         self._num_envs, self._capacity, self._count, self._columns = num_envs, steps * num_envs, 0, {}
         self._frames = [Frames(keys, stack, num_envs, steps, self._storage) for stack, keys in self._stacks.items()]
-
-    def _regroup(self, num_envs: int) -> Array:
-        """Sorts what is stored into another number of environments; gives the old rows in their new order.
-
-        The steps of an environment stay side by side, so that their observations are still stored once. Which ones leave
-        first is no longer quite their age; those that do not divide among the environments, fewer than ``num_envs``,
-        leave at once.
-        """
-        old = copy(self)
-        by_env = self._newest().reshape(-1, self._num_envs).T.reshape(-1)
-        rows = by_env[len(by_env) % num_envs :].reshape(num_envs, -1) % self._capacity
-        self._start(num_envs)
-        for begin in range(0, rows.shape[1], 64):
-            self.extend(old._transitions(torch.from_numpy(rows[:, begin : begin + 64])))
-        return rows.T.reshape(-1)
 
     def _newest(self) -> Array:
         """Numbers of the transitions that are stored, oldest first."""
@@ -301,12 +283,6 @@ class PrioritizedBuffer(ReplayBuffer):
             priority, largest = state["priority"], float(state["max_priority"])
             super().load_state_dict(state)
             self._set_priorities(priority, largest)
-
-    def _regroup(self, num_envs: int) -> Array:
-        old = self._sampler
-        rows = super()._regroup(num_envs)
-        self._set_priorities(torch.as_tensor(old._sum_tree[torch.from_numpy(rows)]), float(old.default_priority))
-        return rows
 
     def _set_priorities(self, priority: Tensor, largest: float) -> None:
         """Takes priorities over as they are, oldest first; those of transitions that are not stored come before."""

@@ -248,9 +248,11 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         has_method = callable(getattr(self.env.unwrapped, "action_masks", None)) or self.env.has_wrapper_attr(
             "action_masks"
         )
-        if choice == "auto" and isinstance(space, spaces.Dict) and MASK[0] in space.spaces:
-            choice = MASK[0]
+        sizes = (self.actions.size, self._stack * self.actions.size)
         if choice == "auto":
+            part = _entry(space, MASK[0])
+            if part is not None and part.shape is not None and np.prod(part.shape) in sizes:
+                return MASK[0]
             if has_method:
                 return "method"
             return "info" if MASK[0] in self._reset(0, None)[1] else "none"
@@ -265,7 +267,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             part = _entry(space, choice)
             if part is None or part.shape is None:
                 problem = f"expected auto, none, info, method or an entry of the observation, found {choice!r}; {name} has {space}"
-            elif np.prod(part.shape) not in (self.actions.size, self._stack * self.actions.size):
+            elif np.prod(part.shape) not in sizes:
                 problem = f"the mask of {self.env.action_space} has {self.actions.size} entries, and {choice} of {name} is {part}"
         if problem is not None:
             raise ConfigError(Problem("env.action_mask", problem, "auto finds out; none goes without"))

@@ -334,12 +334,15 @@ class Interruption:
         self.by: signal.Signals | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Remembers the first, and says so; a second one stops at once."""
+        """Remembers the first, and says so; a second SIGINT stops at once (SIGTERM often comes twice: to the process and
+        to its group)."""
         del frame
         if self.by is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.by = signal.Signals(number)
-        self._note(f"{self.by.name}: stopping after this batch, a checkpoint will be saved; once more stops at once")
+        self._note(f"{self.by.name}: stopping after this batch, then a checkpoint is saved; Ctrl-C stops at once")
 
 
 @contextmanager

@@ -130,15 +130,15 @@ ALGORITHMS = {
     ),
     # Next to no entropy bonus, so that the values are those of the reward.
     "sac": (
-        1_400,
+        1_000,
         "algo.frames_per_batch=20",
         "algo.minibatch_size=32",
         "algo.warmup_frames=100",
-        "algo.updates_per_frame=0.5",
+        "algo.updates_per_frame=0.4",
         "algo.tau=0.2",
         "algo.learn_alpha=false",
         "algo.alpha=1e-3",
-        "optim.lr=5e-3",
+        "optim.lr=1e-2",
         "network.hidden=[32]",
         "++env.kwargs.box=true",
     ),

@@ -363,32 +363,6 @@ def test_a_buffer_of_another_size_takes_the_newest(make: Any, size: int, before:
         list(other.draw(1, 1))
 
 
-@pytest.mark.parametrize("make", [uniform, prioritized])
-@pytest.mark.parametrize("num_envs", [1, 2, 4, 50])
-def test_another_number_of_environments_takes_over_what_is_stored(make: Any, num_envs: int) -> None:
-    leaves = (CAMERA, SPEED)
-    buffer = make(45, leaves)
-    fill(buffer, Reference(45), World(leaves, 3).batches(), 30)
-    (drawn,) = buffer.draw(1, 45)
-    buffer.update_priority(drawn, torch.rand(1, 45))
-    priority = buffer.priorities() if make is prioritized else torch.zeros(45)
-    before = {(name, row.numpy().tobytes()) for name, column in flat(stored(buffer)).items() for row in column}
-    reward = dict(zip(stored(buffer)["next", "reward"].flatten().tolist(), priority.tolist(), strict=True))
-    other = make(200, leaves)
-    other.load_state_dict(buffer.state_dict())
-    batch = World(leaves, num_envs, seed=1).batch(1)
-    other.extend(batch)
-    kept = len(other) - num_envs
-    assert kept == 45 - 45 % num_envs
-    old, new = stored(other)[:kept], stored(other)[kept:]
-    assert_same(new, batch.transpose(0, 1).reshape(-1))
-    assert {(name, row.numpy().tobytes()) for name, column in flat(old).items() for row in column} <= before
-    assert len({float(value) for value in old["next", "reward"]}) == kept
-    if make is prioritized:
-        assert other.priorities()[:kept].tolist() == [reward[float(value)] for value in old["next", "reward"]]
-        assert torch.equal(other.priorities()[kept:], other.priorities().new_full((num_envs,), 1.0 + 1e-6))
-
-
 def test_a_state_that_lacks_something_leaves_the_buffer_empty_and_usable() -> None:
     buffer, world = prioritized(30, (CAMERA, SPEED)), World((CAMERA, SPEED))
     buffer.extend(world.batch(5))

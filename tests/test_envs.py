@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
 from probes import ACTIONS, OBSERVATIONS, Masked, Probe, collector, gym_config
 from torch import Tensor
 
@@ -533,6 +534,37 @@ def test_an_entry_of_another_size_is_no_mask() -> None:
     assert isinstance(env.observation_space, spaces.Dict)
     env.observation_space.spaces["action_mask"] = spaces.Box(-1, 1, (5,))
     assert EnvContract(env, "Masked-v0", 0, action_mask="auto").mask_source == "none"
+
+
+def test_of_stacked_masks_the_newest_counts() -> None:
+    env = FrameStackObservation(Masked(where="key"), 3)
+    contract = EnvContract(env, "Masked-v0", 0, action_mask="auto")
+    assert contract.mask_source == "action_mask"
+    first, _ = contract.reset(seed=0)
+    assert first["action_mask"].tolist() == np.asarray(env.unwrapped.allowed(), bool).tolist()  # type: ignore[call-overload, attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("obs", "fault", "message"),
+    [
+        ("discrete", "observation out of range", "must be in 2 … 5, found 9"),
+        ("const", "observation of text", "found shape"),
+    ],
+)
+def test_a_fault_is_named_at_any_step(obs: str, fault: str, message: str) -> None:
+    """Also after the first steps, when what costs time is not looked at any more."""
+    env = make_env(gym_config(n=None, obs=obs, fault=fault, at=150), 0)
+    env.reset(seed=0)
+    for _ in range(149):
+        env.step(np.int64(0))
+    with pytest.raises(EnvironmentFault, match=message):
+        env.step(np.int64(0))
+
+
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward"])
+def test_wrappers_with_statistics_of_their_own_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} keeps statistics .* Use algo\.\w+=true"):
+        make_env(gym_config(wrappers=[{"name": name}]), 0)
 
 
 def unlucky(at: int, instead: object) -> Callable[[Any], object]:

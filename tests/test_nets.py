@@ -605,10 +605,14 @@ def test_a_module_of_one_s_own_learns(mine: str, algo: str, shared: str) -> None
         (
             "Convolution",
             [],
-            r"expected forward\(\) to give \[N, features\], my_nets:Convolution gave \['N', 4, 34, 34\] for",
+            r"my_nets:Convolution must give \(2, features\) of torch.float32 for a batch of 2, gave \(2, 4, 34, 34\)",
         ),
-        ("Pair", [], r"my_nets:Pair failed on inputs of .*expected a tensor \[1, features\], found tuple"),
-        ("Raises", [], r"my_nets:Raises failed on inputs of \{'observation': \(3, 36, 36\)\}.*KeyError: 'lidar'"),
+        ("Pair", [], r"my_nets:Pair must give \(2, features\) .*, gave tuple"),
+        (
+            "Raises",
+            [],
+            r"my_nets:Raises failed on a batch of 2: KeyError: 'lidar'; its inputs are \{'observation': \(3, 36, 36\)\}",
+        ),
         ("NotMade", [], r"my_nets:NotMade.*ValueError: needs a lidar"),
         ("NoModule", [], r"expected a torch\.nn\.Module, my_nets:NoModule gave NoModule"),
         ("Net", ["network.kwargs.depth=2"], r"^network\.kwargs: my_nets:Net was called with .*depth"),
@@ -619,6 +623,54 @@ def test_a_module_that_does_not_fit_is_refused_in_words(mine: str, name: str, wo
     image = leaf_specs(spaces.Box(0, 255, (36, 36, 3), np.uint8), "Env-v0")
     with pytest.raises(ConfigError, match=message):
         made(node("network=module", f"network.entry_point={mine}:{name}", *words), image)
+
+
+ODD = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self, inputs, how):
+        super().__init__()
+        self.linear, self.idle, self.how = nn.Linear(4, 6), nn.Linear(1, 1), how
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), self.linear, nn.Dropout(0.5))
+        if how != "idle":
+            del self.idle
+    def forward(self, x):
+        y = self.layers(x)
+        return {"half": y.half(), "mean": y.mean(0, keepdim=True), "wide": y.repeat(1, len(x))}.get(self.how, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("half", r"must give \(2, features\) of torch.float32 for a batch of 2, gave \(2, 6\) of torch.float16"),
+        ("mean", r"gave \(1, 6\) of torch.float32"),
+        ("wide", r"gave 12 features for a batch of 2 and 18 for one of 3"),
+        ("idle", r"parameters that its output does not depend on \(idle.weight, idle.bias\)"),
+    ],
+)
+def test_a_module_that_would_fail_later_is_refused_at_once(
+    how: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_nets.py").write_text(ODD)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("network=module", "network.entry_point=odd_nets:Odd", f"network.kwargs.how={how}")
+    with pytest.raises(ConfigError, match=message):
+        made(node(*words), numbers(4))
+
+
+def test_networks_are_the_same_function_in_training_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout drops nothing and batch normalisation keeps its statistics, whatever mode is asked for."""
+    (tmp_path / "odd_nets.py").write_text(ODD)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = made(node("network=module", "network.entry_point=odd_nets:Odd", "network.kwargs.how=well"), numbers(4))
+    x = torch.randn(5, 4)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert torch.equal(net.train()(x), net(x))
+    assert torch.equal(net(x[:1]), net(x)[:1]) or torch.allclose(net(x[:1]), net(x)[:1])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
@@ -709,7 +761,7 @@ def test_a_backbone_learns_unless_frozen_and_its_statistics_never_move(algo: str
     pytest.importorskip("torchvision.models")
     words = [*RESNET, f"network.frozen={str(frozen).lower()}", "algo.minibatch_size=4", "algo.frames_per_batch=4"]
     if algo == "ppo":
-        learner: Any = ppo(ACTIONS, *words, "algo.epochs=1", leaves=RGB)
+        learner: Any = ppo(ACTIONS, *words, "network.shared=true", "algo.epochs=1", leaves=RGB)
         body = learner.actor.encoder.body.body
     else:
         learner = dqn(*words, "algo.learning_starts=4", "algo.updates_per_frame=0.25", "buffer.size=100", leaves=RGB)
