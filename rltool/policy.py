@@ -150,7 +150,14 @@ class LoadedPolicy:
             what = "info['action_mask']" if source == "info" else "env.unwrapped.action_masks()"
             raise ValueError(f"this policy learned with masks of valid actions; give action_mask={what}")
         value = _on_host(given, tensors) if given is not None else entry(observation, source.split("."))
-        rows = mask_rows(value, math.prod(batch)).astype(np.bool_)
+        try:
+            rows = mask_rows(value, math.prod(batch)).astype(np.bool_)
+        except ValueError as error:
+            raise ValueError(
+                f"expected a mask of actions for each of {math.prod(batch)} observations: {error}"
+            ) from error
+        if not rows.any(-1).all():
+            raise ValueError("a mask of actions leaves no valid action")
         return rows.reshape(*batch, rows.shape[-1])
 
     def __repr__(self) -> str:

@@ -103,6 +103,8 @@ SIGNALS: dict[str, Callable[[], None]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     # As Ctrl-C on a terminal does: to every process of the group, workers included.
     "Ctrl-C": lambda: os.killpg(0, signal.SIGINT),
+    # As timeout and schedulers do.
+    "SIGTERM to all": lambda: os.killpg(0, signal.SIGTERM),
 }
 
 

@@ -67,11 +67,15 @@ def scalars(directory: Path, name: str) -> dict[int, float]:
 
 @pytest.fixture(scope="module", autouse=True)
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
-    """The command line, stopped in two ways at frame 110. Started first, since it needs seconds to begin: the other tests
+    """The command line, stopped in three ways at frame 110. Started first, since it needs seconds to begin: the other tests
     run meanwhile."""
     started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
-    for name, backend, logging in (("SIGTERM", "sync", "tensorboard"), ("Ctrl-C", "async", "csv")):
-        directory = tmp_path_factory.mktemp(name)
+    for name, backend, logging in (
+        ("SIGTERM", "sync", "tensorboard"),
+        ("Ctrl-C", "async", "csv"),
+        ("SIGTERM to all", "async", "csv"),
+    ):
+        directory = tmp_path_factory.mktemp(name.replace(" ", "-"))
         words = ["algo=dqn", "env=gym", "env.id=probes:Probe-v0", f"env.backend={backend}", *QUICK, *TINY["dqn"]]
         words += ["env.num_envs=1", "quiet=false", f"logging={logging}"]
         words += [f"env.kwargs={{fault: {name}, at: 110}}", "eval=none", "logging.interval=40", "total_frames=100_000"]
@@ -416,7 +420,10 @@ def stopped(commands: dict[str, tuple[Path, subprocess.Popen[str]]]) -> dict[str
     return ended
 
 
-@pytest.mark.parametrize(("name", "number"), [("SIGTERM", signal.SIGTERM), ("Ctrl-C", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("SIGTERM", signal.SIGTERM), ("Ctrl-C", signal.SIGINT), ("SIGTERM to all", signal.SIGTERM)],
+)
 def test_a_signal_ends_the_command_after_its_batch_with_a_checkpoint(
     stopped: dict[str, tuple[Path, int, str]], name: str, number: signal.Signals
 ) -> None:
@@ -432,7 +439,7 @@ def test_a_signal_ends_the_command_after_its_batch_with_a_checkpoint(
         assert scalars(directory, "episode/return") == curve(directory, "episode/return")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C", "SIGTERM to all"])
 def test_no_worker_process_survives_a_signal(stopped: dict[str, tuple[Path, int, str]], name: str) -> None:
     directory, _, _ = stopped[name]
     marks = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory).encode() in _contents(path)]
