@@ -26,6 +26,8 @@ from rltool.errors import ConfigError, EnvironmentFault
 from rltool.spaces import MASK, Leaves
 from rltool.vectorized import GymVectorEnv
 
+pytestmark = pytest.mark.long
+
 MakeVector = Callable[..., GymVectorEnv]
 OTHERS = ("threads", "async")
 

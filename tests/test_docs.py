@@ -58,6 +58,7 @@ def test_nothing_in_it_goes_unread(guide: str) -> None:
     assert all(line.startswith("rltool ") for line in commands(guide))
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.parametrize(("guide", "command"), [(guide, line) for guide in GUIDES for line in commands(guide)])
 def test_every_command_runs(

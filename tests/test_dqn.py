@@ -482,6 +482,7 @@ def test_memmap_storage_gives_the_same_minibatches(tmp_path: object) -> None:
     assert torch.equal(one["observation"], two["observation"])
 
 
+@pytest.mark.long
 def test_compiled_gradient_equals_eager() -> None:
     eager, compiled = dqn("algo.double=true"), dqn("algo.double=true", compiled=True)
     now, after = minibatch()

@@ -17,6 +17,8 @@ from rltool.errors import ConfigError
 from rltool.schema import AtariEnvConfig, EnvConfig
 from rltool.vectorized import VectorEnvBase
 
+pytestmark = pytest.mark.long
+
 OPTIONS = [option for option in ConfigFiles.find_main().options("env") if option not in ("gym", "torchrl")]
 
 

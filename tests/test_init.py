@@ -139,6 +139,7 @@ def test_init_imports_nothing_heavy(tmp_path: Path) -> None:
     assert (tmp_path / "arm").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_every_command_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

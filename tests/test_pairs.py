@@ -26,6 +26,7 @@ def test_every_algorithm_is_among_the_pairs() -> None:
     assert set(FILES.options("algo")) == set(SUPPORTED) == set(TINY)
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.parametrize("algo", list(SUPPORTED))
 @pytest.mark.parametrize("env", [name for name in FILES.options("env") if name not in UNNAMED])

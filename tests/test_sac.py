@@ -151,6 +151,7 @@ def test_noise_comes_from_a_generator_of_the_run() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.long
 def test_compiled_gradient_equals_eager() -> None:
     now, after = minibatch()
     plain, _, error = sac().gradient(now, after)

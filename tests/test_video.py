@@ -30,6 +30,8 @@ from rltool.policy import load_policy
 from rltool.seeding import Stream, seeds
 from rltool.video import Film, new_directory
 
+pytestmark = pytest.mark.long
+
 ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
 ROOT = Path(__file__).resolve().parents[1]
