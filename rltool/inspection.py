@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TransformAction
@@ -103,7 +104,7 @@ def _labelled(label: str, texts: list[str]) -> list[tuple[str, str]]:
 
 
 def look_at_gymnasium(config: EnvCheckConfig, node: GymEnvConfig, findings: Findings) -> None:
-
+    """Looks at a Gymnasium environment: its spaces, its answers, the checks of TorchRL and Gymnasium, a random rollout."""
     env = single_env(node, 0)
     name = f"environment 0 ({env.spec.id if env.spec is not None else node.id}, {type(env.unwrapped).__name__})"
     try:
@@ -121,12 +122,11 @@ def look_at_gymnasium(config: EnvCheckConfig, node: GymEnvConfig, findings: Find
             findings.row("Gymnasium's check", _gymnasiums_check(config, node, name, findings))
     if findings.faults:
         return  # a rollout would only show the same again
-    with findings.catching("the environment"):
-        vector = cast("GymVectorEnv", node.build(seed=config.seed))
-        try:
-            findings.row("random rollout", _rollout(vector, config))
-        finally:
-            vector.close()
+    with (
+        findings.catching("the environment"),
+        closing(cast("GymVectorEnv", node.build(seed=config.seed))) as vector,
+    ):
+        findings.row("random rollout", _rollout(vector, config))
 
 
 def _spaces(env: EnvContract, node: GymEnvConfig, findings: Findings) -> None:
@@ -171,7 +171,6 @@ def _close_look(env: EnvContract, name: str, config: EnvCheckConfig, findings: F
     Raises:
         EnvironmentFault: the answer breaks Gymnasium's contract, or there is none.
     """
-
     space = env.env.observation_space
     env.env = seen = _Seen(env.env)  # what the environment itself observes, before it becomes leaves
     generator = torch.Generator().manual_seed(config.seed)
@@ -222,7 +221,6 @@ def _close_look(env: EnvContract, name: str, config: EnvCheckConfig, findings: F
 
 def _specs_check(env: Env, name: str, findings: Findings) -> str:
     """What became of TorchRL's check."""
-
     if isinstance(env.action_space, Box) and env.action_space.shape == ():
         # TorchRL would hand over one number in an array of shape (1,).
         env = TransformAction(env, lambda action: np.reshape(action, ()), env.action_space)
@@ -244,7 +242,6 @@ def _specs_check(env: Env, name: str, findings: Findings) -> str:
 
 def _gymnasiums_check(config: EnvCheckConfig, node: GymEnvConfig, name: str, findings: Findings) -> str:
     """What became of Gymnasium's check of a fresh environment, without wrappers, as the checker wants it."""
-
     made = single_env(node, 0)
     try:
         made.unwrapped.action_space.seed(config.seed)
@@ -274,7 +271,6 @@ def _one_line(error: Exception) -> str:
 
 def _rollout(env: GymVectorEnv, config: EnvCheckConfig) -> str:
     """Random actions on all environments, as training would take them."""
-
     generator = torch.Generator().manual_seed(config.seed)
     leaves = env.reset()
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=int)
@@ -304,7 +300,7 @@ def _rollout(env: GymVectorEnv, config: EnvCheckConfig) -> str:
 
 
 def look_at_torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig | GymEnvConfig, findings: Findings) -> None:
-
+    """Looks at a TorchRL environment, or at one with transforms: its specs, TorchRL's check, a random rollout."""
     torch.manual_seed(config.seed)
     with findings.catching("the environment"):
         env = make_torchrl(node, 0, tried=True)
@@ -329,7 +325,6 @@ def look_at_torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig | GymEnvConfi
 
 def random_actions(actions: ActionSpec, leaves: Leaves, generator: torch.Generator) -> Array:
     """Random valid actions ``[N, *shape]`` as the environments take them, for leaves ``[N, …]``."""
-
     explorer = RandomExplorer(actions, masked=MASK in leaves)
     count = len(next(iter(leaves.values())))
     tensors = {key: torch.from_numpy(array.astype(bool)) for key, array in leaves.items() if key == MASK}
@@ -339,7 +334,6 @@ def random_actions(actions: ActionSpec, leaves: Leaves, generator: torch.Generat
 
 def _shown(value: object) -> str:
     """An observation or an action, short: numbers of a small array, shape and range of a large one."""
-
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_shown(item)}" for key, item in value.items())
     if isinstance(value, tuple):
@@ -354,8 +348,6 @@ def _shown(value: object) -> str:
 
 def _parts(space: Space, value: object, name: str = "") -> Iterator[tuple[str, Box, Array]]:
     """The Box parts of an observation: where each lies, its space and its numbers."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in parts:
@@ -374,8 +366,6 @@ def _casts(space: Space, observation: object) -> Iterator[str]:
 
 def _cast(space: Space, observation: object) -> object:
     """An observation with every part in the type of its space."""
-    from gymnasium import spaces
-
     if isinstance(space, spaces.Dict):
         return {key: _cast(part, cast("Any", observation)[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -385,7 +375,6 @@ def _cast(space: Space, observation: object) -> object:
 
 def _outside(space: Space, observation: object) -> str:
     """The first number of an observation that is beyond its bounds, as a sentence; empty where it is none of a Box."""
-
     for name, box, found in _parts(space, observation):
         # Rounding to the type of the space may bring a number back onto its bound; whole numbers would wrap around.
         numbers = found.astype(box.dtype) if np.issubdtype(box.dtype, np.floating) else found
