@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from torchrl.envs.utils import check_env_specs
 from rltool.actions import ActionSpec
 from rltool.collect import RandomExplorer
 from rltool.contract import EnvContract
-from rltool.envs import single_env
+from rltool.envs import remarks, single_env
 from rltool.errors import ConfigError, RltoolError
 from rltool.schema import EnvCheckConfig, GymEnvConfig, TorchRLEnvConfig
 from rltool.spaces import MASK, Array, Leaves
@@ -35,9 +35,6 @@ from rltool.vectorized import GymVectorEnv
 
 Env = gymnasium.Env[Any, Any]
 Space = gymnasium.Space[Any]
-
-# Where a mask of actions is found, in words.
-MASK_SOURCES = {"info": "info['action_mask']", "method": "action_masks()"}
 
 # Steps of one environment that are looked at in full; the rollout after that is checked as training is.
 _CLOSE_LOOK = 200
@@ -115,8 +112,7 @@ def look_at_gymnasium(config: EnvCheckConfig, node: GymEnvConfig, findings: Find
             text = "not possible, it knows no masks" if masked else _specs_check(env.env, name, findings)
             findings.row("TorchRL's check", text)
     finally:
-        with suppress(Exception):  # a fault in close() is no news after the others
-            env.close()
+        env.close()
     if config.check == "full":
         with findings.catching(name):
             findings.row("Gymnasium's check", _gymnasiums_check(config, node, name, findings))
@@ -141,8 +137,8 @@ def _spaces(env: EnvContract, node: GymEnvConfig, findings: Findings) -> None:
     findings.row("  as leaves", "\n".join(str(leaf) for leaf in env.leaves))
     findings.row("actions", env.action_space)
     findings.row("  for a policy", env.actions)
-    if env.mask_source != "none":
-        findings.row("  masked by", MASK_SOURCES.get(env.mask_source, f"the observation {env.mask_source}"))
+    for label, text in remarks(env.leaves, env.mask_source, spec):
+        findings.row(label, text)
 
 
 class _Seen(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -257,8 +253,7 @@ def _gymnasiums_check(config: EnvCheckConfig, node: GymEnvConfig, name: str, fin
                 findings.fault(f"{name}: Gymnasium's check_env: {_one_line(error)}")
                 failed = True
     finally:
-        with suppress(Exception):
-            made.close()
+        made.close()
     # Its logger colours them; what other libraries warn of in the meantime is not about the environment.
     texts = [re.sub(r"\x1b\[\d+m", "", str(warning.message)) for warning in caught]
     findings.warnings += dict.fromkeys(text.removeprefix("WARN: ") for text in texts if text.startswith("WARN: "))
