@@ -135,8 +135,9 @@ def test_a_run_that_another_process_writes_is_not_resumed_until_that_process_is_
     code = (
         "import os, sys, time; from pathlib import Path; from rltool.runs import RunDirectory\n"
         "run = RunDirectory.create(Path(sys.argv[1]))\n"
-        "if os.fork() == 0:\n    sys.stdout.close(); os.close(1); time.sleep(3); os._exit(0)\n"
-        "print('mine', flush=True); time.sleep(60)"
+        "running, started = os.pipe()\n"
+        "if os.fork() == 0:\n    os.close(1); os.write(started, b'.'); time.sleep(3); os._exit(0)\n"
+        "os.read(running, 1); print('mine', flush=True); time.sleep(60)"
     )
     process = python(code, str(tmp_path))
     assert process.stdout is not None
