@@ -257,6 +257,19 @@ def test_truncation_bootstraps_from_the_true_last_observation_and_cuts_the_chain
     torch.testing.assert_close(prepared["advantage"].flatten(), torch.tensor(expected) - value, atol=1e-5, rtol=0)
 
 
+def test_a_batch_goes_through_the_networks_in_pieces_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    source = batch(2, 8, DISCRETE, terminated=flags((0, 3), (1, 5), shape=(2, 8)))
+    algorithm = ppo(DISCRETE, "algo.scale_reward=false")
+    whole, _ = algorithm.prepare(source)
+    monkeypatch.setattr("rltool.algos.ppo.FORWARD_BYTES", 3 * 4 * 4)  # three observations of four float32
+    algorithm.critic.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    parts, _ = algorithm.prepare(source)
+    assert sizes == [3, 3, 3, 3, 3, 1, 3, 1]  # 16 frames, then what followed two ends and two batch ends
+    for name, column in whole.items():
+        torch.testing.assert_close(parts[name], column)
+
+
 def test_advantages_keep_environments_apart() -> None:
     algorithm = ppo(DISCRETE, "algo.scale_reward=false")
     both = batch(2, 5, DISCRETE, terminated=flags((0, 2), (1, 4), shape=(2, 5)))

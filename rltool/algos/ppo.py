@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rltool.nets import Preprocessor
 
 POLICY_HEAD_GAIN, VALUE_HEAD_GAIN = 0.01, 1.0
+# A whole batch of images goes through the networks in pieces of this size; its activations are of the same order.
+FORWARD_BYTES = 2**26
 
 # What one gradient step reports, in the order of its row.
 STEP_METRICS = (
@@ -165,27 +167,32 @@ class PPO(Algorithm):
         elsewhere[:, -1] = True
         features = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self.leaves(batch).items()})
         last = self.preprocessor({key: leaf[elsewhere] for key, leaf in self.leaves(batch, following=True).items()})
-        encoded = self.actor.encoder(features)
-        value = self._value(encoded).view(num_envs, steps, 1)
+        action = batch["action"].flatten(0, 1)
+        values, log_probs, entropies = [], [], []
+        for rows, part in pieces(features):
+            encoded = self.actor.encoder(part)
+            distribution = self.actor.distribution(encoded)
+            values.append(self._value(encoded))
+            log_probs.append(distribution.log_prob(action[rows]))
+            entropies.append(distribution.entropy())
+        value = torch.cat(values).view(num_envs, steps, 1)
         next_value = torch.cat([value[:, 1:], torch.empty_like(value[:, :1])], 1)
-        next_value[elsewhere] = self._value(self.actor.encoder(last))
+        next_value[elsewhere] = torch.cat([self._value(self.actor.encoder(part)) for _, part in pieces(last)])
 
         advantage, target = vec_generalized_advantage_estimate(
             config.gamma, config.gae_lambda, value, next_value, reward, done, terminated
         )
-        action = batch["action"].flatten(0, 1)
-        distribution = self.actor.distribution(encoded)
         data = {
             **features,
             "action": action,
-            "action_log_prob": distribution.log_prob(action),
+            "action_log_prob": torch.cat(log_probs),
             "advantage": advantage.flatten(0, 1),
             "value_target": target.flatten(0, 1),
             "state_value": value.flatten(0, 1),
         }
         spread = target.var(correction=0)
         metrics: Metrics = {
-            "policy/entropy": distribution.entropy().mean(),
+            "policy/entropy": torch.cat(entropies).mean(),
             "policy/actions": action,
             "critic/value_target_mean": target.mean(),
             "data/advantage_mean": advantage.mean(),
@@ -243,6 +250,15 @@ class PPO(Algorithm):
         epsilon = self._config.clip_epsilon
         # TorchRL bounds log r by log(1 ± ε): a schedule that ends at 0 stays a hair above it.
         return max(epsilon.at(frames, self._budget), 1e-6) if isinstance(epsilon, Anneal) else epsilon
+
+
+def pieces(features: Features) -> Iterator[tuple[slice, Features]]:
+    """Rows of network inputs, as many at a time as take :data:`FORWARD_BYTES` in float32: all at once but for images."""
+    count = len(next(iter(features.values())))
+    row = sum(4 * math.prod(column.shape[1:]) for column in features.values())
+    size = max(FORWARD_BYTES // row, 1)
+    for rows in (slice(first, first + size) for first in range(0, count, size)):
+        yield rows, {key: column[rows] for key, column in features.items()}
 
 
 class Apart:
