@@ -256,6 +256,39 @@ class AlgoConfig(Schema):
         return -(-self.frames_per_batch // num_envs) * num_envs
 
 
+class ReplayedAlgoConfig(AlgoConfig):
+    """What the algorithms that learn from a replay buffer have in common."""
+
+    minibatch_size: PositiveCount = Field(description="transitions a gradient step; 32 to 512")
+    updates_per_frame: PositiveReal = Field(description="gradient steps a frame; 0.1 to 1")
+
+    @property
+    @abstractmethod
+    def first_update(self) -> int:
+        """Frames before the first gradient step."""
+
+    def updates_by(self, frames: int) -> int:
+        """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
+        return int(max(frames - self.first_update, 0) * self.updates_per_frame)
+
+    def updates(self, run: RunConfig) -> int:
+        return self.updates_by(run.total_frames)
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        if not isinstance(run.buffer, ReplayBufferConfig | PrioritizedBufferConfig):
+            yield Problem(
+                "buffer",
+                f"{self.kind} learns from a replay buffer, found buffer.kind={run.buffer.kind}",
+                "Leave buffer out, or give buffer=replay or buffer=prioritized",
+            )
+            return
+        if run.buffer.size < self.minibatch_size:
+            yield Problem(
+                "buffer.size", f"expected at least algo.minibatch_size={self.minibatch_size}, found {run.buffer.size}"
+            )
+
+
 @register("algo", "ppo", builder="rltool.algos.ppo:PPO")
 class PPOConfig(AlgoConfig):
     """Proximal policy optimisation with a clipped surrogate (Schulman et al. 2017, arXiv:1707.06347)."""
@@ -310,13 +343,11 @@ class PPOConfig(AlgoConfig):
 
 
 @register("algo", "dqn", builder="rltool.algos.dqn:DQN")
-class DQNConfig(AlgoConfig):
+class DQNConfig(ReplayedAlgoConfig):
     """Deep Q-learning (Mnih et al. 2015), double by option (van Hasselt et al. 2016, arXiv:1509.06461)."""
 
     kind: Literal["dqn"] = Field(description="deep Q-learning")
-    minibatch_size: PositiveCount = Field(description="transitions a gradient step; 32 to 256")
     learning_starts: Count = Field(description="frames stored before the first gradient step")
-    updates_per_frame: PositiveReal = Field(description="gradient steps a frame; 0.1 to 1")
     target_interval: PositiveCount | None = Field(
         description="copy the network into the target every so many frames; null: use tau"
     )
@@ -327,8 +358,9 @@ class DQNConfig(AlgoConfig):
     epsilon: Anneal = Field(description="share of random actions, by frame")
     loss_function: Literal["l2", "smooth_l1"] = Field(description="loss of the TD error: squared or Huber")
 
-    def updates(self, run: RunConfig) -> int:
-        return int(max(run.total_frames - self.learning_starts, 0) * self.updates_per_frame)
+    @property
+    def first_update(self) -> int:
+        return self.learning_starts
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -342,33 +374,18 @@ class DQNConfig(AlgoConfig):
             if not 0 <= value <= 1:
                 yield Problem(f"algo.epsilon.{name}", f"expected a number in [0, 1], found {value}")
         yield from self.epsilon.unbounded("algo.epsilon", run.total_frames)
-        if not isinstance(run.buffer, ReplayBufferConfig | PrioritizedBufferConfig):
+        buffer = run.buffer
+        if isinstance(buffer, ReplayBufferConfig | PrioritizedBufferConfig) and buffer.size < self.learning_starts:
             yield Problem(
-                "buffer",
-                f"dqn needs a replay buffer, found buffer.kind={run.buffer.kind}",
-                "Give buffer=replay or buffer=prioritized",
+                "buffer.size", f"expected at least algo.learning_starts={self.learning_starts}, found {buffer.size}"
             )
-            return
-        if run.buffer.size < self.minibatch_size:
-            yield Problem(
-                "buffer.size", f"expected at least algo.minibatch_size={self.minibatch_size}, found {run.buffer.size}"
-            )
-        if run.buffer.size < self.learning_starts:
-            yield Problem(
-                "buffer.size", f"expected at least algo.learning_starts={self.learning_starts}, found {run.buffer.size}"
-            )
-
-
-# --------------------------------------------------------------------------------------- network, buffer, optim, logging
 
 
 @register("algo", "sac", builder="rltool.algos.sac:SAC")
-class SACConfig(AlgoConfig):
+class SACConfig(ReplayedAlgoConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
 
     kind: Literal["sac"] = Field(description="soft actor-critic")
-    minibatch_size: PositiveCount = Field(description="transitions a gradient step; 64 to 512")
-    updates_per_frame: PositiveReal = Field(description="gradient steps a frame; 0.25 to 1")
     tau: Annotated[float, Field(gt=0, le=1)] = Field(
         description="soft update of the critics' targets each step: target ← (1-τ)·target + τ·critic"
     )
@@ -378,21 +395,19 @@ class SACConfig(AlgoConfig):
         description="entropy to keep, in nats; null: -1 for each dimension of the action"
     )
 
-    def updates(self, run: RunConfig) -> int:
-        return int(max(run.total_frames - self.warmup_frames, 0) * self.updates_per_frame)
+    @property
+    def first_update(self) -> int:
+        return self.warmup_frames
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
-        if run.buffer.kind == "rollout":
-            yield Problem(
-                "buffer",
-                f"sac learns from a replay buffer, found buffer.kind={run.buffer.kind}",
-                "Leave buffer out, or give buffer=replay or buffer=prioritized",
-            )
         if run.network.shared:
             yield Problem(
                 "network.shared", "sac trains actor and critics by losses of their own; expected false, found true"
             )
+
+
+# --------------------------------------------------------------------------------------- network, buffer, optim, logging
 
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]

@@ -8,8 +8,7 @@ from builders import BOX, DISCRETE, batch, dqn, masked_leaves, random_masks, run
 from torch import Tensor, nn
 
 from rltool.actions import ActionSpec
-from rltool.algos.dqn import DQN, STEP_METRICS
-from rltool.algos.replaying import columns
+from rltool.algos.dqn import DQN
 from rltool.choices import best, masked
 from rltool.errors import ConfigError
 from rltool.seeding import Stream, generator
@@ -58,7 +57,7 @@ def test_loss_and_gradient_are_those_of_the_written_equation(double: bool, huber
     expected = algorithm.flat.gather(torch.autograd.grad(loss, algorithm.flat.parameters))
 
     gradient, row, td_error = algorithm.gradient(now, after)
-    torch.testing.assert_close(row[STEP_METRICS.index("train/loss")], loss.detach())
+    torch.testing.assert_close(row[DQN.step_metrics.index("train/loss")], loss.detach())
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(td_error, (q - y).abs().detach())
 
@@ -79,7 +78,7 @@ def test_a_time_limit_does_not_cut_the_target() -> None:
     ends = torch.tensor([[False, True, False, False]])
     algorithm.buffer.extend(batch(1, 4, algorithm.actions, truncated=ends))
     (drawn,) = algorithm.buffer.draw(4, 4)
-    _, following = columns(algorithm, drawn)
+    _, following = algorithm.columns(drawn)
     assert bool(drawn["next", "done"].any())
     assert not bool(following["terminated"].any())
     assert not bool(following["done"].any())
@@ -144,7 +143,9 @@ def test_the_target_takes_the_best_valid_action_only(double: bool) -> None:
         },
     )
     torch.testing.assert_close(td_error, (q.detach() - torch.tensor(targets)).abs(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(row_of_metrics[STEP_METRICS.index("train/loss")], loss.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        row_of_metrics[DQN.step_metrics.index("train/loss")], loss.detach(), rtol=1e-4, atol=1e-6
+    )
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -154,7 +155,7 @@ def test_what_is_stored_and_drawn_keeps_its_masks() -> None:
     metrics = algorithm.update(given, 20)
     assert bool(metrics["train/loss"].isfinite())
     (drawn,) = algorithm.buffer.draw(3, 4)
-    now, following = columns(algorithm, drawn)
+    now, following = algorithm.columns(drawn)
     for row in range(12):
         step, column = divmod(row, 4)
         found = (given["observation"] == now["observation"][step, column]).all(-1).nonzero()[0].tolist()

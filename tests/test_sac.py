@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, relu
 
 from rltool.actions import ActionSpec
-from rltool.algos.sac import SAC, STEP_METRICS, SquashedGaussian
+from rltool.algos.sac import SAC, SquashedGaussian
 from rltool.errors import ConfigError
 
 
@@ -78,7 +78,7 @@ def test_losses_and_gradient_are_those_of_the_written_equations() -> None:
     gradient, row, td_error = algorithm.gradient(now, after)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(td_error, (q - y).abs().max(0).values.detach())
-    metrics = dict(zip(STEP_METRICS, row.tolist(), strict=True))
+    metrics = dict(zip(SAC.step_metrics, row.tolist(), strict=True))
     assert metrics["critic/value_loss"] == pytest.approx(float(value_loss.detach()), rel=1e-5)
     assert metrics["policy/loss"] == pytest.approx(float(policy_loss.detach()), rel=1e-4)
     assert metrics["policy/entropy"] == pytest.approx(-float(log_prob.detach().mean()), rel=1e-4)
@@ -109,7 +109,7 @@ def test_a_time_limit_does_not_cut_the_target() -> None:
     algorithm = sac("env.num_envs=1", "algo.minibatch_size=4")
     algorithm.buffer.extend(batch(1, 4, BOX, truncated=torch.tensor([[False, True, False, False]])))
     (drawn,) = algorithm.buffer.draw(4, 4)
-    _, following = algorithm._columns(drawn)
+    _, following = algorithm.columns(drawn)
     assert bool(drawn["next", "done"].any())
     assert not bool(following["terminated"].any())
     assert not bool(following["done"].any())
@@ -128,7 +128,7 @@ def test_a_fixed_temperature_stays() -> None:
     algorithm = sac("algo.learn_alpha=false", "algo.alpha=0.25")
     assert not any("temperature" in name for name in algorithm.flat.views(algorithm.flat.data.data))
     _, row, _ = algorithm.gradient(*minibatch())
-    assert float(row[STEP_METRICS.index("policy/alpha")]) == pytest.approx(0.25)
+    assert float(row[SAC.step_metrics.index("policy/alpha")]) == pytest.approx(0.25)
 
 
 def test_targets_follow_by_tau() -> None:

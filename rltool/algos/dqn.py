@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import cast
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate, ValueEstimators
 
-from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
-from rltool.algos.replaying import Columns, columns, steps
-from rltool.buffers import PrioritizedBuffer, ReplayBuffer
+from rltool.algos.base import Component, GreedyPolicy, Runtime
+from rltool.algos.replaying import Columns, ReplayedAlgorithm
 from rltool.choices import masked
 from rltool.collect import Explorer, RandomExplorer, TensorLeaves
 from rltool.errors import ConfigError, Problem
 from rltool.metrics import Metrics, due
 from rltool.nets import Features, network
-from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import DQNConfig
-from rltool.seeding import Stream, generator
 from rltool.targets import TargetNetwork, soft_update
 
-# What one gradient step reports, in the order of its row.
-STEP_METRICS = ("train/loss", "train/grad_norm")
 
-
-class DQN(Algorithm):
+class DQN(ReplayedAlgorithm):
     """DQN for discrete actions, with uniform or prioritised replay.
 
     Args:
@@ -38,6 +29,8 @@ class DQN(Algorithm):
     Raises:
         ConfigError: the environment's actions are not discrete.
     """
+
+    step_metrics = ("train/loss", "train/grad_norm")
 
     def __init__(self, config: DQNConfig, *, run: Runtime) -> None:
         if run.actions.kind != "discrete":
@@ -49,7 +42,7 @@ class DQN(Algorithm):
                 )
             )
         super().__init__(config, run)
-        self._config, self._budget = config, run.budget
+        self._config = config
         self.net = network(run.network, self.preprocessor, run.actions.size, self.weights).to(run.device)
         self.loss = DQNLoss(
             QValueActor(
@@ -74,79 +67,35 @@ class DQN(Algorithm):
             else soft_update(self.loss, config.tau, run.note)
         )
         self.target = TargetNetwork(self.net, self.loss.value_network_params, self.loss.target_value_network_params)
-        self.flat = FlatParameters({"policy": self.net})
-        self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
-        self._draws = generator(run.seed, Stream.BUFFER)
-        self.buffer = cast(
-            "ReplayBuffer | PrioritizedBuffer",
-            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
-        )
+        self._optimize({"policy": self.net}, run)
         self.policy = GreedyPolicy(self.preprocessor, lambda features: self.values(features).argmax(-1))
         self._explorer = EpsilonGreedy(self, config, run)
-        self._gradient = run.compiler(self.gradient)
 
     @property
     def sampler(self) -> Explorer:
         """ε-greedy."""
         return self._explorer
 
-    def store(self, batch: TensorDict) -> None:
-        """Random warm-up frames are experience like any other."""
-        self.buffer.extend(batch)
-
     def learn(self, batch: TensorDict, frames: int) -> Metrics:
-        r"""Stores a batch, then makes the gradient steps that its frames are worth.
-
-            L = E[w · l(Q(s, a) - y)],   y = r + γ (1 - terminated) max_a' Q_target(s', a')
-
-        With ``double`` the maximising a' is the network's, its value the target's. l is the square or Huber's; w is the
-        importance weight (1 for uniform replay), multiplied in before the mean. A time limit does not cut y.
-
-        The target copies the network before the steps of a collection in which the frame counter crossed a multiple of
-        ``target_interval``, or follows it after each step: target ← (1-τ)·target + τ·network.
-
-        Args:
-            batch: ``[num_envs, steps]``; stored: observation, action, next reward / terminated / done / observation.
-            frames: frames of the run, this batch included.
-        """
-        config = self._config
-        before = frames - batch.numel()
-        self.buffer.extend(batch)
-        metrics: Metrics = {
-            "policy/epsilon": torch.tensor(config.epsilon.at(frames, self._budget)),
-            "policy/actions": batch["action"],
-        }
-        if len(self.buffer) < max(config.learning_starts, config.minibatch_size):
-            return metrics
-        learning_rate = self.optimizer.set_lr(before, self._budget)
-        self.buffer.set_beta(before, self._budget)
-        if config.target_interval is not None and due(before, frames, config.target_interval):
-            self._updater.step()
-
-        due_now = self.planned(frames) - self.planned(before)
-        made = steps(
-            due_now,
-            config.minibatch_size,
-            buffer=self.buffer,
-            optimizer=self.optimizer,
-            columns=partial(columns, self),
-            gradient=self._gradient,
-            names=STEP_METRICS,
-            follow=self._updater.step if config.tau is not None else None,
-        )
-        self.counters.updates += due_now
-        metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        if made:
-            metrics |= {**made, "train/learning_rate": torch.tensor(learning_rate)}
+        """As every replayed algorithm; also reports ε, and Q of the batch."""
+        metrics = super().learn(batch, frames)
+        metrics["policy/epsilon"] = torch.tensor(self._config.epsilon.at(frames, self._budget))
+        if "train/loss" in metrics:
             seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self.leaves(batch).items()})
             with torch.no_grad():
                 values = self.net(*(seen[key] for key in self.preprocessor.keys))
             metrics["critic/q_values"], metrics["critic/q_value_mean"] = values, values.max(-1).values.mean()
         return metrics
 
-    def planned(self, frames: int) -> int:
-        """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
-        return int(max(frames - self._config.learning_starts, 0) * self._config.updates_per_frame)
+    def before_steps(self, before: int, frames: int) -> None:
+        """The target copies the network where the frame counter crossed a multiple of ``target_interval``."""
+        if self._config.target_interval is not None and due(before, frames, self._config.target_interval):
+            self._updater.step()
+
+    def after_step(self) -> None:
+        """The target follows softly where it is asked to: target ← (1-τ)·target + τ·network."""
+        if self._config.tau is not None:
+            self._updater.step()
 
     def values(self, features: Features) -> Tensor:
         """Q of each action ``[N, n]``; of an invalid one the lowest number there is."""
@@ -154,9 +103,13 @@ class DQN(Algorithm):
         return masked(values, features.get("action_mask"))
 
     def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        """The clipped gradient of the loss on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``.
+        r"""The clipped gradient of the loss on a minibatch, flat; the row of :attr:`step_metrics`; |δ| ``[size]``.
 
-        A pure function of its arguments and the parameters: it compiles into one graph.
+            L = E[w · l(Q(s, a) - y)],   y = r + γ (1 - terminated) max_a' Q_target(s', a')
+
+        With ``double`` the maximising a' is the network's, its value the target's. l is the square or Huber's; w is the
+        importance weight (1 for uniform replay), multiplied in before the mean. A time limit does not cut y. A pure
+        function of its arguments and the parameters: it compiles into one graph.
 
         Args:
             now: network inputs, ``action``, ``priority_weight`` ``[size, …]``.
@@ -173,17 +126,8 @@ class DQN(Algorithm):
         return gradient, torch.stack([loss, norm]).detach(), td_error.detach()
 
     def components(self) -> dict[str, Component]:
-        """Networks, statistics, moments, counters, generators, and the buffer."""
-        return {
-            "policy": self.net,
-            "target": self.target,
-            "normalizer": self.preprocessor.normalizers,
-            "optim": self.optimizer,
-            "counters": self.counters,
-            **self.extras,
-            "rng.buffer": RandomState(self._draws),
-            "buffer": self.buffer,
-        }
+        """What all replayed algorithms keep, and the networks."""
+        return {"policy": self.net, "target": self.target, **super().components()}
 
 
 class EpsilonGreedy:

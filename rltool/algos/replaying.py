@@ -2,87 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from rltool.algos.base import Algorithm
-from rltool.buffers import ReplayBuffer
+from rltool.algos.base import Algorithm, Component, RandomState, Runtime
+from rltool.buffers import PrioritizedBuffer, ReplayBuffer
 from rltool.metrics import Metrics
-from rltool.optim import Optimizer
+from rltool.optim import FlatParameters, Optimizer
+from rltool.schema import ReplayedAlgoConfig
+from rltool.seeding import Stream, generator
 
 Columns = dict[str, Tensor]
 
 
-def columns(algorithm: Algorithm, drawn: TensorDict) -> tuple[Columns, Columns]:
-    """Transitions ``[steps, size]`` as the gradient of an algorithm takes them, for all steps at once.
+class ReplayedAlgorithm(Algorithm):
+    """Stores every batch, then makes the gradient steps that its frames are worth on minibatches of what is stored.
 
-    Returns:
-        now: network inputs, ``action``, ``priority_weight`` (1 for uniform replay).
-        following: network inputs, ``reward``, ``terminated``, and ``done``, which is the same: a time limit does not
-        cut a target.
-    """
-    weight = drawn.get("priority_weight", None)
-    if weight is None:
-        weight = torch.ones(drawn.batch_size, device=drawn.device)
-    terminated = drawn["next", "terminated"]
-    now = {
-        **algorithm.preprocessor(algorithm.leaves(drawn)),
-        "action": drawn["action"],
-        "priority_weight": weight.float(),
-    }
-    following = {
-        **algorithm.preprocessor(algorithm.leaves(drawn, following=True)),
-        "reward": drawn["next", "reward"],
-        "terminated": terminated,
-        "done": terminated,
-    }
-    return now, following
-
-
-def steps(
-    count: int,
-    size: int,
-    *,
-    buffer: ReplayBuffer,
-    optimizer: Optimizer,
-    columns: Callable[[TensorDict], tuple[Columns, Columns]],
-    gradient: Callable[[Columns, Columns], tuple[Tensor, Tensor, Tensor]],
-    names: Sequence[str],
-    follow: Callable[[], object] | None = None,
-) -> Metrics:
-    """Gradient steps on minibatches that a replay buffer draws; new priorities go back to it.
+    A subclass builds its networks, calls :meth:`_optimize`, and defines :meth:`gradient`.
 
     Args:
-        count, size: how many steps, and transitions for each.
-        buffer, optimizer: of the algorithm.
-        columns: what ``gradient`` takes, for all steps of a draw at once.
-        gradient: of one minibatch: the gradient, flat; a row of scalars; |δ| ``[size]``.
-        names: of those scalars.
-        follow: called after each step (a target that follows softly).
+        config: the algo node.
+        run: the runtime objects it is built from.
 
-    Returns:
-        The means of the scalars over all steps, the |δ| of the last one, its gradients and the new parameters; nothing
-        where no step was due.
+    Attributes:
+        step_metrics: what one gradient step reports, in the order of its row.
+        buffer: every transition that is still kept.
+        flat: the parameters that are learned.
+        optimizer: of them.
     """
-    rows: list[Tensor] = []
-    for drawn in buffer.draw(count, size):
-        now, following = columns(drawn)
-        td_errors: list[Tensor] = []
-        for step in range(drawn.batch_size[0]):
-            direction, row, td_error = gradient(
-                {name: column[step] for name, column in now.items()},
-                {name: column[step] for name, column in following.items()},
-            )
-            optimizer.step(direction)
-            if follow is not None:
-                follow()
-            rows.append(row)
-            td_errors.append(td_error)
-        buffer.update_priority(drawn, torch.stack(td_errors))
-    if not rows:
-        return {}
-    means = dict(zip(names, torch.stack(rows).mean(0), strict=True))
-    return {**means, "critic/td_errors": td_errors[-1], **optimizer.histograms(direction)}
+
+    step_metrics: ClassVar[tuple[str, ...]]
+    flat: FlatParameters
+    optimizer: Optimizer
+
+    def __init__(self, config: ReplayedAlgoConfig, run: Runtime) -> None:
+        super().__init__(config, run)
+        self._replayed, self._budget = config, run.budget
+        self._draws = generator(run.seed, Stream.BUFFER)
+        self.buffer = cast(
+            "ReplayBuffer | PrioritizedBuffer",
+            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
+        )
+
+    def _optimize(self, parts: Mapping[str, nn.Module], run: Runtime) -> None:
+        """Makes the optimiser of these modules, by the names that their histograms have."""
+        self.flat = FlatParameters(parts)
+        self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
+        self._gradient = run.compiler(self.gradient)
+
+    @abstractmethod
+    def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the loss on a minibatch of what :meth:`columns` gave, flat; the row of :attr:`step_metrics`;
+        |δ| ``[size]``, the priorities.
+
+        A pure function of its arguments and the parameters: it compiles into one graph.
+        """
+
+    def before_steps(self, before: int, frames: int) -> None:
+        """Called ahead of the steps that the frames from ``before`` to ``frames`` are worth."""
+        del before, frames
+
+    def after_step(self) -> None:
+        """Called after each step."""
+
+    def store(self, batch: TensorDict) -> None:
+        """Random warm-up frames are experience like any other."""
+        self.buffer.extend(batch)
+
+    def learn(self, batch: TensorDict, frames: int) -> Metrics:
+        """Stores a batch, then makes the gradient steps that its frames are worth; new priorities go to the buffer.
+
+        Args:
+            batch: ``[num_envs, steps]``; stored: observation, action, next reward / terminated / done / observation.
+            frames: frames of the run, this batch included.
+
+        Returns:
+            The means of the steps' rows, the |δ| and the gradients of the last one, the new parameters; without steps
+            only what was done.
+        """
+        config = self._replayed
+        before = frames - batch.numel()
+        self.buffer.extend(batch)
+        metrics: Metrics = {"policy/actions": batch["action"]}
+        if len(self.buffer) < max(config.first_update, config.minibatch_size):
+            return metrics
+        learning_rate = self.optimizer.set_lr(before, self._budget)
+        self.buffer.set_beta(before, self._budget)
+        self.before_steps(before, frames)
+
+        count, rows = config.updates_by(frames) - config.updates_by(before), list[Tensor]()
+        for drawn in self.buffer.draw(count, config.minibatch_size):
+            now, following = self.columns(drawn)
+            td_errors: list[Tensor] = []
+            for step in range(drawn.batch_size[0]):
+                gradient, row, td_error = self._gradient(
+                    {name: column[step] for name, column in now.items()},
+                    {name: column[step] for name, column in following.items()},
+                )
+                self.optimizer.step(gradient)
+                self.after_step()
+                rows.append(row)
+                td_errors.append(td_error)
+            self.buffer.update_priority(drawn, torch.stack(td_errors))
+        self.counters.updates += count
+        metrics["train/updates"] = torch.tensor(float(self.counters.updates))
+        if rows:
+            metrics |= dict(zip(self.step_metrics, torch.stack(rows).mean(0), strict=True))
+            metrics["train/learning_rate"] = torch.tensor(learning_rate)
+            metrics["critic/td_errors"] = td_errors[-1]
+            metrics |= self.optimizer.histograms(gradient)
+        return metrics
+
+    def columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
+        """Transitions ``[steps, size]`` as :meth:`gradient` takes them, for all steps at once.
+
+        Returns:
+            now: network inputs, ``action``, ``priority_weight`` (1 for uniform replay).
+            following: network inputs, ``reward``, ``terminated``, and ``done``, which is the same: a time limit does not
+            cut a target.
+        """
+        weight = drawn.get("priority_weight", None)
+        if weight is None:
+            weight = torch.ones(drawn.batch_size, device=drawn.device)
+        terminated = drawn["next", "terminated"]
+        now = {
+            **self.preprocessor(self.leaves(drawn)),
+            "action": drawn["action"],
+            "priority_weight": weight.float(),
+        }
+        following = {
+            **self.preprocessor(self.leaves(drawn, following=True)),
+            "reward": drawn["next", "reward"],
+            "terminated": terminated,
+            "done": terminated,
+        }
+        return now, following
+
+    def components(self) -> dict[str, Component]:
+        """What all of them keep: statistics, moments, counters, generators, and the buffer."""
+        return {
+            "normalizer": self.preprocessor.normalizers,
+            "optim": self.optimizer,
+            "counters": self.counters,
+            **self.extras,
+            "rng.buffer": RandomState(self._draws),
+            "buffer": self.buffer,
+        }

@@ -13,32 +13,18 @@ from torch.distributions import Distribution
 from torch.nn.functional import softplus
 from torchrl.objectives import SACLoss, ValueEstimators
 
-from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
-from rltool.algos.replaying import Columns, columns, steps
-from rltool.buffers import PrioritizedBuffer, ReplayBuffer
+from rltool.algos.base import Component, GreedyPolicy, RandomState, Runtime
+from rltool.algos.replaying import Columns, ReplayedAlgorithm
 from rltool.collect import Explorer, TensorLeaves
 from rltool.errors import ConfigError, Problem
-from rltool.metrics import Metric, Metrics, explain
+from rltool.metrics import Metric, explain
 from rltool.nets import Features, Network, Preprocessor, network
-from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import SACConfig
-from rltool.seeding import Stream, generator
 from rltool.targets import TargetNetwork, soft_update
 
 CRITICS = 2
 # log σ is cut to this range, as in the authors' code.
 LOG_STD = (-20.0, 2.0)
-
-# What one gradient step reports, in the order of its row.
-STEP_METRICS = (
-    "train/loss",
-    "critic/value_loss",
-    "policy/loss",
-    "policy/entropy",
-    "policy/alpha",
-    "critic/q_value_mean",
-    "train/grad_norm",
-)
 
 explain(
     Metric(
@@ -58,7 +44,7 @@ explain(
 )
 
 
-class SAC(Algorithm):
+class SAC(ReplayedAlgorithm):
     """SAC with two critics, for bounded continuous actions.
 
     Args:
@@ -69,6 +55,16 @@ class SAC(Algorithm):
         ConfigError: the environment's actions are not numbers between two bounds.
     """
 
+    step_metrics = (
+        "train/loss",
+        "critic/value_loss",
+        "policy/loss",
+        "policy/entropy",
+        "policy/alpha",
+        "critic/q_value_mean",
+        "train/grad_norm",
+    )
+
     def __init__(self, config: SACConfig, *, run: Runtime) -> None:
         if not run.actions.bounded:
             use = "Use algo=ppo, or bound them with a wrapper" if run.actions.continuous else "Use algo=dqn or algo=ppo"
@@ -78,7 +74,7 @@ class SAC(Algorithm):
                 Problem("algo", f"sac needs a Box action space with finite bounds; {run.env} has {run.actions}", use)
             )
         super().__init__(config, run)
-        self._config, self._budget = config, run.budget
+        self._config = config
         size = run.actions.size
         self.actor = SquashedActor(network(run.network, self.preprocessor, 2 * size, self.weights), self.preprocessor)
         self.actor.to(run.device)
@@ -110,28 +106,22 @@ class SAC(Algorithm):
             self.critic, self.loss.qvalue_network_params, self.loss.target_qvalue_network_params
         )
         self.temperature = nn.ParameterDict({"log_alpha": self.loss.log_alpha} if config.learn_alpha else {})
-        self.flat = FlatParameters({"policy": self.actor, "critic": self.critic, "temperature": self.temperature})
-        self.optimizer = cast("Optimizer", run.optim.build(flat=self.flat))
-        self._draws = generator(run.seed, Stream.BUFFER)
-        self.buffer = cast(
-            "ReplayBuffer | PrioritizedBuffer",
-            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
-        )
+        self._optimize({"policy": self.actor, "critic": self.critic, "temperature": self.temperature}, run)
         self.policy = GreedyPolicy(self.preprocessor, self.actor.mode)
         self._explorer = SquashedPolicy(self.preprocessor, self.actor, run)
-        self._gradient = run.compiler(self.gradient)
 
     @property
     def sampler(self) -> Explorer:
         """The stochastic policy."""
         return self._explorer
 
-    def store(self, batch: TensorDict) -> None:
-        """Random warm-up frames are experience like any other."""
-        self.buffer.extend(batch)
+    def after_step(self) -> None:
+        """The targets follow: target ← (1-τ)·target + τ·critic."""
+        self._updater.step()
 
-    def learn(self, batch: TensorDict, frames: int) -> Metrics:
-        r"""Stores a batch, then makes the gradient steps that its frames are worth.
+    def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
+        r"""The clipped gradient of the three losses on a minibatch, flat; the row of :attr:`step_metrics`; |δ| ``[size]``
+        (the larger one of the two critics).
 
         With a' ~ π(·|s'), both critics descend
 
@@ -141,48 +131,8 @@ class SAC(Algorithm):
 
             L_π = E[α log π(a|s) - min_i Q_i(s, a)],   L_α = -log α · E[log π(a|s) + H]      (eq. 5, 7 and 18; log α for α)
 
-        w is the importance weight of prioritised replay (1 for uniform). A time limit does not cut y. The targets follow
-        after each step: target ← (1-τ)·target + τ·critic.
-
-        Args:
-            batch: ``[num_envs, steps]``; stored: observation, action, next reward / terminated / done / observation.
-            frames: frames of the run, this batch included.
-        """
-        config = self._config
-        before = frames - batch.numel()
-        self.buffer.extend(batch)
-        metrics: Metrics = {"policy/actions": batch["action"]}
-        if len(self.buffer) < config.minibatch_size:
-            return metrics
-        learning_rate = self.optimizer.set_lr(before, self._budget)
-        self.buffer.set_beta(before, self._budget)
-
-        due_now = self.planned(frames) - self.planned(before)
-        made = steps(
-            due_now,
-            config.minibatch_size,
-            buffer=self.buffer,
-            optimizer=self.optimizer,
-            columns=self._columns,
-            gradient=self._gradient,
-            names=STEP_METRICS,
-            follow=self._updater.step,
-        )
-        self.counters.updates += due_now
-        metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        if made:
-            metrics |= {**made, "train/learning_rate": torch.tensor(learning_rate)}
-        return metrics
-
-    def planned(self, frames: int) -> int:
-        """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
-        return int(max(frames - self._config.warmup_frames, 0) * self._config.updates_per_frame)
-
-    def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        """The clipped gradient of the three losses on a minibatch, flat; the row of :data:`STEP_METRICS`; |δ| ``[size]``
-        (the larger one of the two critics).
-
-        A pure function of its arguments and the parameters: it compiles into one graph.
+        w is the importance weight of prioritised replay (1 for uniform). A time limit does not cut y. A pure function of
+        its arguments and the parameters: it compiles into one graph.
 
         Args:
             now: network inputs, ``noise``, ``action``, ``priority_weight`` ``[size, …]``.
@@ -204,27 +154,22 @@ class SAC(Algorithm):
         row = torch.stack([total, value_loss, policy_loss, -log_prob.mean(), alpha, value, norm])
         return gradient, row.detach(), critic["td_error"].detach()
 
-    def _columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
-        """What :meth:`gradient` takes, with the noise of its two samples, so that a compiled graph draws no random
+    def columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
+        """As in every replayed algorithm, with the noise of two samples, so that a compiled graph draws no random
         numbers."""
-        now, following = columns(self, drawn)
+        now, following = super().columns(drawn)
         noise = torch.randn(2, *now["action"].shape, generator=self._minibatch_order).to(now["action"].device)
         return {**now, "noise": noise[0]}, {**following, "noise": noise[1]}
 
     def components(self) -> dict[str, Component]:
-        """Networks, temperature, statistics, moments, counters, generators, and the buffer."""
+        """What all replayed algorithms keep, the networks, the temperature, and what draws the noise."""
         return {
             "policy": self.actor,
             "critic": self.critic,
             "target": self.target,
             "temperature": self.temperature,
-            "normalizer": self.preprocessor.normalizers,
-            "optim": self.optimizer,
-            "counters": self.counters,
-            **self.extras,
-            "rng.buffer": RandomState(self._draws),
+            **super().components(),
             "rng.minibatch": RandomState(self._minibatch_order),
-            "buffer": self.buffer,
         }
 
 
