@@ -61,6 +61,7 @@ def test_the_sdist_can_be_tested(built: Path) -> None:
     assert {"conf/train.yaml", "rltool/cli.py", "tests/test_packaging.py", "constraints.txt", "LICENSE"} <= names
 
 
+@pytest.mark.long
 def test_an_installed_wheel_works_from_another_directory(built: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)

@@ -390,6 +390,7 @@ def test_statistics_move_after_the_update_only() -> None:
     assert float(normalizer.count) == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["box", "shared, masked, several choices"])
 def test_compiled_gradient_equals_eager(kind: str) -> None:
     words, actions, leaves = ["algo.entropy_coeff=0.01"], BOX, None
