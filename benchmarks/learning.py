@@ -69,7 +69,9 @@ def summary(rows: dict[str, dict[int, dict[str, float]]]) -> str:
     for task, seeds in rows.items():
         threshold = TASKS[task][2]
         solved = sum(row["best"] >= threshold for row in seeds.values())
-        cells = [_range([row[which] for row in seeds.values()], ".2f" if threshold < 10 else ".1f") for which in JUDGED]
+        cells = [
+            _range([row[which] for row in seeds.values()], ".2f" if abs(threshold) < 10 else ".1f") for which in JUDGED
+        ]
         frames, seconds = max(row["frames"] for row in seeds.values()), [row["seconds"] for row in seeds.values()]
         lines.append(
             f"| {task} | {frames:,} | {solved} of {len(seeds)} seeds ≥ {threshold:g} | {' | '.join(cells)} "
@@ -89,7 +91,7 @@ def table(rows: dict[str, dict[int, dict[str, float]]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for task, seeds in rows.items():
-        form = ".2f" if TASKS[task][2] < 10 else ".1f"
+        form = ".2f" if abs(TASKS[task][2]) < 10 else ".1f"
         for seed, row in seeds.items():
             cells = [f"{row[w]:{form}} ({row[f'{w}_low']:{form}} to {row[f'{w}_high']:{form}})" for w in JUDGED]
             lines.append(f"| {task} | {seed} | {row['frames']:,} | {row['seconds']:.0f} | {' | '.join(cells)} |")

@@ -7,6 +7,7 @@ are saved by name, so that a checkpoint depends neither on the order nor on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -162,28 +163,20 @@ class Optimizer:
             self._optimizer.state[data] = restored
 
 
+def _fused_adam(config: AdamConfig | AdamWConfig, parameters: list[nn.Parameter]) -> torch.optim.Adam:
+    return torch.optim.Adam(
+        parameters, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
+    )
+
+
 def adam(config: AdamConfig, *, flat: FlatParameters) -> Optimizer:
     """Adam, one fused kernel."""
-    return Optimizer(
-        config,
-        flat,
-        lambda p: torch.optim.Adam(
-            p, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
-        ),
-    )
+    return Optimizer(config, flat, partial(_fused_adam, config))
 
 
 def adamw(config: AdamWConfig, *, flat: FlatParameters) -> Optimizer:
     """Adam with decoupled decay of the weight matrices (not of biases and other vectors)."""
-    return Optimizer(
-        config,
-        flat,
-        lambda p: torch.optim.Adam(
-            p, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
-        ),
-        decay=config.weight_decay,
-        decoupled=True,
-    )
+    return Optimizer(config, flat, partial(_fused_adam, config), decay=config.weight_decay, decoupled=True)
 
 
 def rmsprop(config: RMSpropConfig, *, flat: FlatParameters) -> Optimizer:
