@@ -127,6 +127,11 @@ class EnvConfig(Schema):
         description="TorchRL transforms: [Name, {name: …, kwargs: {…}}]; TorchRL's own collector is used then"
     )
 
+    @property
+    def whole_batches(self) -> bool:
+        """Whether random warm-up comes in whole batches: TorchRL's collector makes no others."""
+        return bool(self.transforms)
+
 
 # EnvPool's arguments that do what a Gymnasium wrapper does (of Atari's; MuJoCo's stack is frame_stack).
 _IN_ENVPOOL = {
@@ -210,6 +215,10 @@ class TorchRLEnvConfig(EnvConfig):
     kind: Literal["torchrl"] = Field(description="a TorchRL environment")
     entry_point: str = Field(description="module:callable that returns a torchrl EnvBase", pattern=r"^[\w.]+:\w+$")
 
+    @property
+    def whole_batches(self) -> bool:
+        return True
+
     @field_validator("action_mask")
     @classmethod
     def _is_observed(cls, source: str) -> str:
@@ -255,6 +264,16 @@ class AlgoConfig(Schema):
         """Frames of a batch: ``frames_per_batch`` rounded up to a multiple of the number of environments."""
         return -(-self.frames_per_batch // num_envs) * num_envs
 
+    def warmup_end(self, env: EnvConfig) -> int:
+        """The frame at which random warm-up is over: whole steps of all environments, or whole batches."""
+        unit = self.batch_frames(env.num_envs) if env.whole_batches else env.num_envs
+        return -(-self.warmup_frames // unit) * unit
+
+    def last_frame(self, run: RunConfig) -> int:
+        """The frame at which a run from the start ends: batches are whole, and so is the warm-up."""
+        first, size = self.warmup_end(run.env), self.batch_frames(run.env.num_envs)
+        return first + max(-(-(run.total_frames - first) // size), 0) * size
+
 
 class ReplayedAlgoConfig(AlgoConfig):
     """What the algorithms that learn from a replay buffer have in common."""
@@ -265,14 +284,14 @@ class ReplayedAlgoConfig(AlgoConfig):
     @property
     @abstractmethod
     def first_update(self) -> int:
-        """Frames before the first gradient step."""
+        """Frames before the first gradient step: a minibatch at least."""
 
     def updates_by(self, frames: int) -> int:
         """Gradient steps due by a frame: a pure function of the counter, whatever the batch size."""
         return int(max(frames - self.first_update, 0) * self.updates_per_frame)
 
     def updates(self, run: RunConfig) -> int:
-        return self.updates_by(run.total_frames)
+        return self.updates_by(self.last_frame(run)) - self.updates_by(self.warmup_end(run.env))
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -315,9 +334,8 @@ class PPOConfig(AlgoConfig):
     )
 
     def updates(self, run: RunConfig) -> int:
-        frames, num_envs = self.batch_frames(run.env.num_envs), run.env.num_envs
-        learned = max(run.total_frames - -(-self.warmup_frames // num_envs) * num_envs, 0)
-        return -(-learned // frames) * self.epochs * (frames // self.minibatch_size)
+        frames, learned = self.batch_frames(run.env.num_envs), self.last_frame(run) - self.warmup_end(run.env)
+        return learned // frames * self.epochs * (frames // self.minibatch_size)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -360,7 +378,7 @@ class DQNConfig(ReplayedAlgoConfig):
 
     @property
     def first_update(self) -> int:
-        return self.learning_starts
+        return max(self.learning_starts, self.minibatch_size)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -397,7 +415,7 @@ class SACConfig(ReplayedAlgoConfig):
 
     @property
     def first_update(self) -> int:
-        return self.warmup_frames
+        return max(self.warmup_frames, self.minibatch_size)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

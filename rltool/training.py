@@ -314,7 +314,7 @@ def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> st
     budget, num_envs = config.total_frames, config.env.num_envs
     if budget < 0:
         return "until stopped"
-    warmup = -(-algorithm.frames_per_batch // num_envs) * num_envs if algorithm.warming_up else 0
+    warmup = config.algo.warmup_end(config.env) - algorithm.counters.warmup if algorithm.warming_up else 0
     batch = config.algo.batch_frames(num_envs)
     batches = max(-(-(budget - frames - warmup) // batch), 0)
     end = frames + warmup + batches * batch

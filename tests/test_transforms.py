@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import probes
 import pytest
 import torch
 from builders import run_config
-from probes import ACTIONS, OBSERVATIONS, Rule, gym_config
+from probes import ACTIONS, ALGORITHMS, OBSERVATIONS, Rule, gym_config, tiny
 from tensordict import TensorDict
 from torchrl.data import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
@@ -226,3 +227,16 @@ def test_a_run_trains_evaluates_and_saves(tmp_path: Path) -> None:
     )
     summary = train(config, tmp_path / "run")
     assert (summary["frames"], summary["env"]) == (128, "CartPole-v1")
+
+
+@pytest.mark.parametrize("warmup", [0, 10, 70])
+@pytest.mark.parametrize("transforms", ["[]", "[RewardSum]"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_as_many_gradient_steps_are_made_as_were_planned(
+    tmp_path: Path, algo: str, transforms: str, warmup: int
+) -> None:
+    """TorchRL's collector makes whole batches of the random warm-up, too."""
+    words = tiny(algo, "total_frames=260", f"env.transforms={transforms}", f"algo.warmup_frames={warmup}")
+    words += ["algo.normalize_observation=false"]
+    config = probes.run_config(*words)
+    assert train(config, tmp_path)["updates"] == config.algo.updates(config) > 0

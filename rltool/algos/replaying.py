@@ -89,7 +89,7 @@ class ReplayedAlgorithm(Algorithm):
         before = frames - batch.numel()
         self.buffer.extend(batch)
         metrics: Metrics = {"policy/actions": batch["action"]}
-        if len(self.buffer) < max(config.first_update, config.minibatch_size):
+        if len(self.buffer) < config.first_update:
             return metrics
         learning_rate = self.optimizer.set_lr(before, self._budget)
         self.buffer.set_beta(before, self._budget)
