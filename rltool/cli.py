@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 something went wrong, 2 a mistake in what was typed, 130 i
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -96,14 +97,18 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the command line without the program's name; None: that of the process.
     """
     words = list(sys.argv[1:] if words is None else words)
+    # A process may be started without them (cron, daemons): what is printed then goes nowhere.
+    sys.stdout, sys.stderr = (
+        open(os.devnull, "w") if stream is None else stream  # noqa: SIM115 - open as long as the process
+        for stream in (sys.stdout, sys.stderr)
+    )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without … or → shows a question mark instead of a crash
     command = f"rltool {words[0]}" if words and words[0] in COMMANDS else "rltool"
     try:
         code = _dispatch(words)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain once more when it flushes at exit.
@@ -114,6 +119,12 @@ def main(words: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            return reporting.show(error, command, debug=reporting.wants_traceback(words))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{command}: what is printed cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except Exception as error:
         return reporting.show(_explained(error), command, debug=reporting.wants_traceback(words))
 

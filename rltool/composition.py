@@ -202,7 +202,11 @@ def read_overrides(
     for group, default in defaults.items():
         if default == "???" and group not in chosen:
             options = ", ".join(files.options(group))
-            problems.append(Problem(group, "a value is required", f"Give {group}=OPTION, one of {options}"))
+            hint = f"Give {group}=OPTION, one of {options}"
+            ids = [one.word for one in typed if one.word.startswith("env.id=")]
+            if group == "env" and ids:
+                hint = f"Give env=gym {ids[0]}, or one of the other options: {options}"
+            problems.append(Problem(group, "a value is required", hint))
             stand_ins[group] = _candidates(group, "", files)
     kept = tuple(one for one in typed if one.key not in stand_ins)
     return Line(kept, tuple(problems), stand_ins)
@@ -252,7 +256,11 @@ def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
             return [Problem(str(cause.full_key), "no such key", did_you_mean(guesses))]
         if "nterpolation" in type(cause).__name__ or "recursive" in text.lower():
             text = f"its ${{…}} reference cannot be resolved: {text}"
-        return [Problem(str(cause.full_key or ""), text)]
+        key = str(cause.full_key or "")
+        if "Cannot merge" in text:
+            text = "expected a mapping {key: value, …}, found a list" if "ListConfig" in text else text
+            return [Problem(key, text, f"Give {key}.KEY=VALUE" if key else "")]
+        return [Problem(key, text)]
     return [Problem("", _first_line(error))]
 
 

@@ -250,7 +250,8 @@ def _node(
 
 
 def _required(path: Path) -> Problem:
-    return Problem(dotted(path), "a value is required", f"Give {dotted(path)}=VALUE")
+    in_list = any(isinstance(part, int) for part in path)  # of which Hydra sets no single entries
+    return Problem(dotted(path), "a value is required", "" if in_list else f"Give {dotted(path)}=VALUE")
 
 
 def _missing(node: object, prefix: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rltool.actions import ActionSpec, action_spec
 from rltool.errors import ConfigError, EnvironmentFault, Problem
-from rltool.importing import raised
+from rltool.importing import FOREIGN, raised
 from rltool.spaces import (
     MASK,
     OBSERVATION,
@@ -88,6 +88,10 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         inputs = leaf_specs(
             env.observation_space, name, keys=keys, without=self._mask_key, stack=self._stack, skip=skip
         )
+        if not inputs or any(math.prod(spec.shape) == 0 for spec in inputs):
+            raise ConfigError(
+                Problem("env.id", f"{name} gives a policy nothing to observe: its space is {env.observation_space}")
+            )
         self._inputs = inputs
         self._masks: Callable[[], object] | None = None
         if self.mask_source == "method":
@@ -141,7 +145,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _reset(self, seed: int | None, options: dict[str, object] | None) -> tuple[Any, dict[str, Any]]:
         try:
             result = self.env.reset(seed=seed, options=options)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except FOREIGN as error:
             raise EnvironmentFault(f"{self._name}: reset() {raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise EnvironmentFault(f"{self._name}: reset() must return (observation, info), found {_shown(result)}")
@@ -149,8 +155,10 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, object]]:
         try:
-            result = self.env.step(action)
-        except (Exception, SystemExit) as error:
+            result: Any = self.env.step(action)  # whatever the environment makes of it
+        except KeyboardInterrupt:
+            raise
+        except FOREIGN as error:
             raise EnvironmentFault(f"{self._name}: step {self._steps + 1} {raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 5):
             raise EnvironmentFault(
@@ -158,21 +166,29 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         observation, reward, terminated, truncated, info = result
         self._steps += 1
+        if not isinstance(info, dict):
+            raise EnvironmentFault(
+                f"{self._name}: the info of step {self._steps} must be a dict, found {type(info).__name__}"
+            )
+        if type(terminated) is not bool:
+            terminated = self._flag(terminated, "terminated")
+        if type(truncated) is not bool:
+            truncated = self._flag(truncated, "truncated")
         if (
             not self._numeric
             or self._steps <= CHECKED_STEPS
             or getattr(observation, "shape", None) != self._plain
             or observation.dtype != self._dtype
         ):
-            observation = self._answer(observation, info, f"step {self._steps}", over=bool(terminated))
+            observation = self._answer(observation, info, f"step {self._steps}", over=terminated)
         if terminated or truncated:
             # An environment may fill one array again and again; its last observation must outlive the reset that follows.
             observation = deepcopy(observation)
         return (
             observation,
             reward if type(reward) is float else self._number(reward),
-            bool(terminated),
-            bool(truncated),
+            terminated,
+            truncated,
             {},
         )
 
@@ -180,7 +196,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Closes the environment; what it raises then ends nothing."""
         try:
             self.env.close()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except FOREIGN as error:
             print(f"warning: {self._name}: close() {raised(error)}", file=sys.stderr)
 
     def render(self) -> Any:
@@ -227,12 +245,18 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 )
 
     def _number(self, reward: object) -> float:
-        array = np.asarray(reward)
-        if array.size != 1 or array.dtype.kind not in "fiub":
+        number = _one_number(reward)
+        if number is None:
             raise EnvironmentFault(
                 f"{self._name}: the reward of step {self._steps} must be one number, found {reward!r}"
             )
-        return float(array.reshape(()))
+        return number
+
+    def _flag(self, value: object, name: str) -> bool:
+        number = _one_number(value)
+        if number not in (0, 1):
+            raise EnvironmentFault(f"{self._name}: {name} of step {self._steps} must be True or False, found {value!r}")
+        return bool(number)
 
     # ------------------------------------------------------------------------------------------- the mask of actions
 
@@ -282,7 +306,9 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         elif self._masks is not None:
             try:
                 value = self._masks()
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except FOREIGN as error:
                 raise EnvironmentFault(f"{self._name}: action_masks() after {when} {raised(error)}") from error
         else:
             value = cast("Mapping[str, object]", info).get(MASK[0])
@@ -305,6 +331,15 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{self._name}: the mask of actions after {when} leaves no valid action, and the episode goes on"
             )
         return cast("Array", valid)
+
+
+def _one_number(value: object) -> float | None:
+    """The number that a value is, whatever holds it; None where it is none, or several."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # lists of unlike lengths
+        return None
+    return float(array.reshape(())) if array.size == 1 and array.dtype.kind in "fiub" else None
 
 
 def leaves_of(observation: Any, specs: tuple[LeafSpec, ...]) -> Leaves:

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from pydantic import JsonValue
 
@@ -105,7 +106,8 @@ class EnvPoolGym(gymnasium.Env[Any, Any]):
     def __init__(self, config: GymEnvConfig) -> None:
         self._config = config
         self._pool = _made(config, [0], 1)
-        self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        self.observation_space = _without_placeholders(self._pool.observation_space)
+        self.action_space = self._pool.action_space
         settings = self._pool.spec.config
         self.stacked = getattr(settings, "stack_num", getattr(settings, "frame_stack", 1))
         self.spec = EnvSpec(
@@ -135,6 +137,21 @@ class EnvPoolGym(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Closes the environment."""
         self._pool.close()
+
+
+def _without_placeholders(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """A space without the bounds that EnvPool writes where there are none: the smallest and largest numbers of a type."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _without_placeholders(part) for name, part in space.spaces.items()})
+    if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
+        return space
+    limits: list[Any] = [np.finfo(np.float32), np.finfo(np.float64)]
+    none = [value for limit in limits for value in (limit.tiny, -limit.tiny, limit.max, -limit.max)]
+    low, high = (
+        np.where(np.isin(space.low, none), -np.inf, space.low),
+        np.where(np.isin(space.high, none), np.inf, space.high),
+    )
+    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype.type)
 
 
 def _contract(config: GymEnvConfig, index: int) -> EnvContract:

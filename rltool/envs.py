@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from rltool.contract import EnvContract, GymEnv
 from rltool.errors import ConfigError, EnvironmentFault, Problem
-from rltool.importing import extra_for, import_user_module, raised
+from rltool.importing import FOREIGN, extra_for, import_user_module, missing_package, raised
 from rltool.schema import GymEnvConfig, WrapperConfig
 from rltool.spaces import MASK, LeafSpec
 from rltool.wording import did_you_mean, nearest
@@ -105,17 +105,11 @@ def no_pictures(render_mode: str, problem: str, hint: str) -> ConfigError:
 
 def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], path: str, env_id: str) -> GymEnv:
     module, _, name = wrapper.name.rpartition(":")
-    if not module and name in _STATISTICS:
-        raise ConfigError(
-            Problem(
-                f"{path}.name",
-                f"{name} keeps statistics that no checkpoint would hold, different in each environment and in evaluation",
-                f"Use {_STATISTICS[name]} are saved with the policy",
-            )
-        )
     home = import_user_module(module or "gymnasium.wrappers", f"{path}.name")
     try:
         cls = getattr(home, name)
+    except ImportError as error:  # gymnasium imports some of its wrappers at the first look
+        raise missing_package(path, name, error) from error
     except AttributeError as error:
         known = [] if module else [known for known in dir(home) if isinstance(getattr(home, known), type)]
         raise ConfigError(
@@ -125,14 +119,33 @@ def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], pat
                 did_you_mean(nearest(name, known)),
             )
         ) from error
+    for base in getattr(cls, "__mro__", ()):
+        if base.__name__ in _STATISTICS and base.__module__.startswith("gymnasium."):
+            raise ConfigError(
+                Problem(
+                    f"{path}.name",
+                    f"{name} keeps statistics that no checkpoint would hold, different in each environment and in evaluation",
+                    f"Use {_STATISTICS[base.__name__]} are saved with the policy",
+                )
+            )
     try:
-        return cast("GymEnv", cls(env, **{key: _tuples(value) for key, value in kwargs.items()}))
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            Problem(path, f"{wrapper.name} needs a package that is not installed: {error}", extra_for(str(error)))
-        ) from error
+        made = cls(env, **{key: _tuples(value) for key, value in kwargs.items()})
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise missing_package(path, wrapper.name, error) from error
     except (TypeError, ValueError, AssertionError, GymnasiumError) as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: {error}")) from error
+    except KeyboardInterrupt:
+        raise
+    except FOREIGN as error:
+        raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: it {raised(error)}")) from error
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(
+            Problem(
+                f"{path}.name",
+                f"expected a gymnasium.Wrapper, found {wrapper.name}, which makes a {type(made).__name__}",
+            )
+        )
+    return made
 
 
 def _tuples(value: JsonValue) -> object:
@@ -140,22 +153,19 @@ def _tuples(value: JsonValue) -> object:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def remarks(
-    leaves: Sequence[LeafSpec], mask_source: str, spec: EnvSpec | None, *, skipped: int = 1
-) -> list[tuple[str, str]]:
+def remarks(leaves: Sequence[LeafSpec], mask_source: str, spec: EnvSpec | None) -> list[tuple[str, str]]:
     """What a user should know before training, as labels and texts: what a frame is, where a mask comes from.
 
     Args:
         leaves: the specs of the observations.
         mask_source: where the mask of actions is found.
         spec: Gymnasium's of the environment with its wrappers.
-        skipped: frames of the environment that one step makes besides what the spec says.
     """
-    rows = []
+    rows, skipped = [], 1
     if spec is not None:
         # ALE's own argument, and those of Gymnasium's wrappers. (MuJoCo's frame_skip is part of an environment.)
         named = [spec.kwargs.get("frameskip"), *(_skip(wrapper) for wrapper in spec.additional_wrappers)]
-        skipped *= math.prod(count for count in named if isinstance(count, int))
+        skipped = math.prod(count for count in named if isinstance(count, int))
     if skipped > 1:
         rows.append(("a frame", f"is {skipped} of the simulator's, here and in every count of frames"))
     if any(leaf.key == MASK for leaf in leaves):
@@ -206,9 +216,7 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
                 _tell(text)
         return env
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            Problem("env.id", f"{config.id} needs a package that is not installed: {error}", extra_for(str(error)))
-        ) from error
+        raise missing_package("env.id", config.id, error) from error
     except gymnasium.error.NamespaceNotFound as error:
         raise ConfigError(
             Problem(
@@ -231,7 +239,9 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
         raise ConfigError(Problem("env.kwargs", f"{config.id} does not take these arguments: {error}")) from error
     except GymnasiumError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be made: {error}")) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except FOREIGN as error:
         # dm_control reads MuJoCo's model field by field, and knows only those of certain releases.
         hint = ". Its dm_control does not know this MuJoCo: pip install 'mujoco<4'" if "MjModel" in str(error) else ""
         raise EnvironmentFault(f"{config.id}: making it {raised(error)}{hint}") from error

@@ -28,6 +28,11 @@ EXTRAS = {
 }
 
 
+# What code that is not ours may raise: sys.exit(), and the panics of extensions, are no Exception. Ctrl-C is the user's own
+# and is let through wherever these are caught.
+FOREIGN = (BaseException,)
+
+
 def import_user_module(name: str, path: str) -> ModuleType:
     """Imports a module that a config names, also from the working directory.
 
@@ -46,7 +51,9 @@ def import_user_module(name: str, path: str) -> ModuleType:
     except ImportError as error:
         hint = extra_for(f"{name} {error}") or "Install it, or run where its file lies"
         raise ConfigError(Problem(path, f"module {name} cannot be imported: {error}", hint)) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except FOREIGN as error:
         raise ConfigError(Problem(path, f"importing module {name} {raised(error)}")) from error
 
 
@@ -61,6 +68,18 @@ def import_object(entry_point: str, path: str) -> object:
         return getattr(import_user_module(module, path), name)
     except AttributeError as error:
         raise ConfigError(Problem(path, f"module {module} has no {name}: {error}")) from error
+
+
+def missing_package(path: str, name: str, error: Exception) -> ConfigError:
+    """The refusal of what needs a package that is not there; names the extra that brings it, where one does.
+
+    Args:
+        path: the key that names it.
+        name: what needs the package.
+        error: what its import raised.
+    """
+    text = f"{name} needs a package that is not installed: {error}"
+    return ConfigError(Problem(path, text, extra_for(f"{name} {error}")))
 
 
 def extra_for(message: str) -> str:

@@ -159,6 +159,15 @@ class GymEnvConfig(EnvConfig):
     )
     max_episode_steps: PositiveCount | None = Field(description="time limit in steps; null: the environment's own")
 
+    @field_validator("kwargs")
+    @classmethod
+    def _are_the_environments(cls, kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """gymnasium.make's own arguments never reach an environment."""
+        keys = {"id": "env.id", "max_episode_steps": "env.max_episode_steps", "disable_env_checker": "rltool env"}
+        for name in keys.keys() & kwargs.keys():
+            raise ValueError(f"expected arguments of the environment, found {name}. Give {keys[name]} instead")
+        return kwargs
+
     @field_validator("backend")
     @classmethod
     def _steps_transforms(cls, backend: str, others: ValidationInfo) -> str:

@@ -277,7 +277,7 @@ def _numbers(space: spaces.Box, key: Key, stack: int) -> LeafSpec:
     shape = tuple(space.shape)
     dtype = "uint8" if space.dtype == np.uint8 else "float32"
     finite = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
-    scale = 255.0 if finite and shape and space.low.min() == 0 and space.high.max() == 255 else 1.0
+    scale = 255.0 if finite and space.low.size and space.low.min() == 0 and space.high.max() == 255 else 1.0
     height = image_height(shape) if finite else None
     if height is None:
         return LeafSpec(key, "box", shape, dtype, scale=scale, stack=stack)

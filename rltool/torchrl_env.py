@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -237,10 +236,8 @@ class TorchRLVectorEnv:
                 self.id = config.entry_point
         self.resolved_config = config.model_copy(update=known)
         names = [transform.name for transform in config.transforms]
-        skips = [each.kwargs.get("frame_skip", 1) for each in config.transforms if each.name == "FrameSkipTransform"]
-        skipped = math.prod(skip for skip in skips if isinstance(skip, int))
         self.remarks = [
-            *remarks(probe.leaves, known["action_mask"], probe.spec, skipped=skipped),
+            *remarks(probe.leaves, known["action_mask"], probe.spec),
             ("collector", f"TorchRL's own{', with ' if names else ''}{', '.join(names)}"),
         ]
         make = partial(make_torchrl, self.resolved_config, 0)

@@ -90,6 +90,7 @@ def train(
             evaluator = stack.enter_context(
                 closing(Evaluator(config.env, num_envs=config.eval.num_envs, device=device))
             )
+            _check_alike(env, evaluator)
         noise = generator(seed, Stream.POLICY)
         frames = 0 if origin is None else origin.frames
         collector = env.collector(
@@ -290,6 +291,26 @@ def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None
         checkpoint.load(algorithm, header.path, only=("policy", "critic", "target", "normalizer"))
     except CheckpointError as error:
         raise ConfigError(Problem("init", f"its networks do not fit this algorithm and network: {error}")) from error
+
+
+def _check_alike(env: GymVectorEnv, evaluator: Evaluator) -> None:
+    """Asks whether evaluation observes and acts as training does.
+
+    Raises:
+        ConfigError: it does not: a wrapper has arguments of its own in evaluation.
+    """
+    for what, trained, judged in (
+        ("observes", [str(leaf) for leaf in env.leaves], [str(leaf) for leaf in evaluator.leaves]),
+        ("acts in", [str(env.actions)], [str(evaluator.actions)]),
+    ):
+        if trained != judged:
+            raise ConfigError(
+                Problem(
+                    "env.wrappers",
+                    f"evaluation {what} {', '.join(judged)}, and training {', '.join(trained)}",
+                    "The eval of a wrapper may not change the spaces",
+                )
+            )
 
 
 def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] | bool:

@@ -23,6 +23,17 @@ from rltool.torchrl_specs import spec_of
 from rltool.wording import did_you_mean, nearest
 
 # Keys of TorchRL's data beside those of the observation.
+# Transforms that would be wrong here without a word: what they do, and what to use.
+_STATISTICS = "keeps statistics of its own, which evaluation would not have"
+_NORMALISE = "Use algo.normalize_observation and algo.scale_reward"
+_REFUSED = {
+    "VecNorm": (_STATISTICS, _NORMALISE),
+    "VecNormV2": (_STATISTICS, _NORMALISE),
+    "FrameSkipTransform": (
+        "steps on after an episode has ended",
+        "Use env.wrappers=[{name: MaxAndSkipObservation, kwargs: {skip: 4}}]",
+    ),
+}
 _TORCHRLS = {"action", "done", "next", "reward", "terminated", "truncated"}
 
 
@@ -150,10 +161,10 @@ def transformed(base: EnvBase, config: EnvConfig, *, evaluation: bool = False, t
     for position, item in enumerate(config.transforms):
         path = f"env.transforms[{position}]"
         transform = _transform(item, path)
-        if evaluation and list(transform.in_keys) == list(transform.out_keys) == ["reward"]:
+        if evaluation and list(transform.in_keys or ()) == list(transform.out_keys or ()) == ["reward"]:
             continue
         seen = {_dotted(key) for key in env.observation_spec.keys(True)}
-        unknown = {_dotted(key) for key in transform.in_keys} - seen - _TORCHRLS
+        unknown = {_dotted(key) for key in transform.in_keys or ()} - seen - _TORCHRLS
         if unknown:
             raise ConfigError(
                 Problem(
@@ -186,14 +197,10 @@ def _transform(item: TransformConfig, path: str) -> Transform:
                 did_you_mean(nearest(name, known)),
             )
         )
-    if name in ("VecNorm", "VecNormV2"):
-        raise ConfigError(
-            Problem(
-                f"{path}.name",
-                f"{name} keeps statistics of its own, which evaluation would not have",
-                "Use algo.normalize_observation and algo.scale_reward",
-            )
-        )
+    for base in cls.__mro__:
+        if base.__name__ in _REFUSED and base.__module__.startswith("torchrl."):
+            why, instead = _REFUSED[base.__name__]
+            raise ConfigError(Problem(f"{path}.name", f"{name} {why}", instead))
     parameters = inspect.signature(cls).parameters
     wrong = [each for each in item.kwargs if each not in parameters]
     if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -35,7 +35,7 @@ class Shape:
         for constraint in constraints:
             parts = constraint.metadata if isinstance(constraint, FieldInfo) else (constraint,)
             for part in parts:
-                for name in ("gt", "ge", "lt", "le", "pattern"):
+                for name in ("gt", "ge", "lt", "le", "pattern", "min_length"):
                     value = getattr(part, name, None)
                     if value is not None:
                         self._bounds[name] = value
@@ -121,7 +121,8 @@ class Shape:
         if kind is float:
             return self._number("a number")
         if kind is str:
-            return f"text ({self.description})" if "pattern" in self._bounds and self.description else "text"
+            told = ("pattern" in self._bounds or "min_length" in self._bounds) and self.description
+            return f"text ({self.description})" if told else "text"
         if get_origin(kind) is Literal:
             choices = [str(choice) for choice in get_args(kind)]
             return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
@@ -179,5 +180,5 @@ def did_you_mean(options: Sequence[str]) -> str:
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """``("network", "hidden", 1)`` as ``network.hidden.1``."""
-    return ".".join(str(part) for part in path)
+    """``("network", "hidden", 1)`` as ``network.hidden[1]``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium
@@ -70,11 +71,23 @@ class WorkerVectorEnv(AsyncVectorEnv):
             yield
         except (EOFError, ConnectionError) as error:
             self._lost = True
-            raise EnvironmentFault(
-                f"a worker process of {self._name} ended without an answer: it was killed, ran out of memory, or the environment called exit"
-            ) from error
+            raise EnvironmentFault(f"{self._who_ended()} without an answer") from error
         finally:
             gymnasium.logger.min_level = level
+
+    def _who_ended(self) -> str:
+        """Which workers have ended, and how; they may still be on their way out."""
+        ready = wait([process.sentinel for process in self.processes], timeout=1)
+        ended = []
+        for index, process in enumerate(self.processes):
+            if process.sentinel in ready:
+                process.join(timeout=1)
+            if process.exitcode is not None:
+                how = f"exit code {process.exitcode}"
+                if process.exitcode < 0:
+                    how = f"{signal.Signals(-process.exitcode).name}: it was killed, or ran out of memory"
+                ended.append(f"the worker process of environment {index} ({self._name}) ended ({how})")
+        return ", ".join(ended) or f"a worker process of {self._name} ended"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the workers."""

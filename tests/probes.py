@@ -95,6 +95,11 @@ FAULTS: dict[str, Callable[..., Result]] = {
     "observation NaN": lambda obs, *rest: (np.full_like(obs, np.nan), *rest),
     "reward None": lambda obs, reward, *rest: (obs, None, *rest),
     "reward of two": lambda obs, reward, *rest: (obs, np.array([1.0, 2.0]), *rest),
+    "reward ragged": lambda obs, reward, *rest: (obs, [1, [2, 3]], *rest),
+    "terminated a word": lambda obs, reward, terminated, *rest: (obs, reward, "False", *rest),
+    "terminated of two": lambda obs, reward, terminated, *rest: (obs, reward, np.array([True, False]), *rest),
+    "truncated None": lambda obs, reward, terminated, truncated, info: (obs, reward, terminated, None, info),
+    "info None": lambda *answer: (*answer[:4], None),
     "reward NaN": lambda obs, reward, *rest: (obs, float("nan"), *rest),
     "four values": lambda obs, reward, terminated, truncated, info: (obs, reward, terminated or truncated, info),
 }
@@ -138,7 +143,7 @@ class Probe(gym.Env[Any, Any]):
             number from 0 to 9 that the environment's own generator draws at reset.
         mask: where it tells which actions are valid: ``info``, ``method``, or ``key`` (the observation is then a Dict of
             what it was and ``action_mask``); drawn anew for each step, and no other action is borne.
-        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``die`` (the process), at the ``at``-th step since it was made.
+        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``panic`` (what an extension raises), ``die`` (the process), at the ``at``-th step since it was made.
     """
 
     def __init__(
@@ -242,6 +247,8 @@ class Probe(gym.Env[Any, Any]):
             raise ZeroDivisionError("the probe broke")
         if self.fault == "exit":
             raise SystemExit(0)
+        if self.fault == "panic":
+            raise BaseException("the probe broke")
         if self.fault == "die":
             os._exit(9)
         if self.fault in SIGNALS:

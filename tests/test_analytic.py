@@ -194,10 +194,9 @@ def test_values(algo: str, name: str) -> None:
     assert got == pytest.approx(list(expected.values()), rel=0.05, abs=0.08)
 
 
-@pytest.mark.parametrize("frames", [16, 50])
-def test_the_end_of_a_batch_is_not_the_end_of_an_episode(frames: int) -> None:
+def test_the_end_of_a_batch_is_not_the_end_of_an_episode() -> None:
     """Batches shorter than any horizon, cut in the middle of an episode: the value is that of going on."""
-    words = [f"algo.frames_per_batch={frames}", f"algo.minibatch_size={frames}", "env.num_envs=1"]
+    words = ["algo.frames_per_batch=20", "algo.minibatch_size=20", "env.num_envs=1"]
     (got,) = values(learned("ppo", "no end", *words), [1.0])
     assert got == pytest.approx(10.0, rel=0.05)
 

@@ -238,6 +238,8 @@ WRONG = [
     (["train", *RUN, "~algo.gama"], ["algo.gama", "does not exist"]),
     (["train", *RUN, "~algo.epochs", "optim.lr=high", "algo.gamma=1.5"], ["algo.epochs: a value is required", "above 0, found 'high'", "algo.gamma: expected a number from 0 to 1"]),
     (["train", "algo=ppo,dqn", "env=cartpole"], ["rltool train: algo: expected one value, found several: ppo,dqn. Add -m"]),
+    (["train", "algo=ppo", "env.id=CartPole-v1"], ["env: a value is required. Give env=gym env.id=CartPole-v1"]),
+    (["train", *RUN, "env.kwargs=[3]"], ["env.kwargs: expected a mapping {key: value, …}, found a list"]),
     (["train", "algo=ppo", "env=gym"], ["env.id: a value is required. Give env.id=VALUE"]),
     (["train", *RUN, "algo.minibatch_size=100000", "total_frames=0"], ["minibatch_size: expected at most", "at least 1"]),
     (["train", *RUN, "total_frames=-5", "env.num_envs=0", "algo.minibatch_size=-64"], ["found -5", "found 0", "found -64"]),
@@ -278,6 +280,27 @@ def test_wrong_input(command: Rltool, training: Training, tmp_path: Path, words:
     assert len(answer.err.splitlines()) <= 24
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
     assert not training.calls
+
+
+def test_a_process_without_standard_output_runs_all_the_same(
+    command: Rltool, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    assert cli.main(["train", *RUN]) == 0
+    assert cli.main(["list", "envs"]) == 0
+    assert len(training.calls) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("words", [["list", "envs"], ["train", "--help"], ["--version"]])
+def test_output_that_cannot_be_written_is_said_in_a_line(
+    command: Rltool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(words) == 1
+    assert re.fullmatch(r"rltool.*: what is printed cannot be written: .*\n", capsys.readouterr().err)
 
 
 def test_every_problem_is_on_one_screen(command: Rltool) -> None:

@@ -302,10 +302,13 @@ def test_values_that_are_taken(typed: str, key: str, value: object) -> None:
         ("device=gpu", "device", "auto, cpu, cuda or cuda:N"),
         ("compile=yes", "compile", "auto or true or false, found 'yes'"),
         ("network.hidden=64", "network.hidden", "a list [a whole number, 1 or more, …], found 64"),
-        ("network.hidden=[64,-1]", "network.hidden.1", "found -1"),
+        ("network.hidden=[64,-1]", "network.hidden[1]", "found -1"),
         ("network.activation=reul", "network.activation", "relu"),
-        ("env.wrappers=[{kwargs:{}}]", "env.wrappers.0.name", "a value is required"),
-        ("env.wrappers=[3]", "env.wrappers.0", "found 3"),
+        ("env.wrappers=[{kwargs:{}}]", "env.wrappers[0].name", "a value is required"),
+        ("env.wrappers=[3]", "env.wrappers[0]", "found 3"),
+        ("env.kwargs.max_episode_steps=5", "env.kwargs", "Give env.max_episode_steps instead"),
+        ("env.kwargs.id=Other-v0", "env.kwargs", "Give env.id instead"),
+        ("env.id=", "env.id", "expected text (Gymnasium id, `module:Id` imports the module first), found the text ''"),
         ("env.action_mask=''", "env.action_mask", "found the text ''"),
         ("env.observation_keys=camera", "env.observation_keys", "a list"),
         ("network.init=zeros", "network.init", "one of orthogonal, xavier, default, found 'zeros'"),
@@ -368,7 +371,7 @@ def test_all_problems_of_all_groups_come_together_and_rules_across_keys_too() ->
     with pytest.raises(ConfigError) as error:
         check(words(*typed), FILES)
     found = problems(error)
-    assert set(found) == {"optim.lr", "algo.gama", "seed", "network.hidden.0", "env.num_envs", "buffer.size", "foo"}
+    assert set(found) == {"optim.lr", "algo.gama", "seed", "network.hidden[0]", "env.num_envs", "buffer.size", "foo"}
     assert "algo.learning_starts=1000" in found["buffer.size"]  # a rule between two keys that are well in themselves
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -51,6 +52,12 @@ def contract(**changes: Any) -> EnvContract:
         ),
         ("reward None", {}, r"the reward of step 2 must be one number, found None"),
         ("reward of two", {}, r"the reward of step 2 must be one number, found array\(\[1\., 2\.\]\)"),
+        ("reward ragged", {}, r"the reward of step 2 must be one number, found \[1, \[2, 3\]\]"),
+        ("terminated a word", {}, r"terminated of step 2 must be True or False, found 'False'"),
+        ("terminated of two", {}, r"terminated of step 2 must be True or False, found array"),
+        ("truncated None", {}, r"truncated of step 2 must be True or False, found None"),
+        ("info None", {}, r"the info of step 2 must be a dict, found NoneType"),
+        ("info None", {"mask": "info"}, r"the info of step 2 must be a dict, found NoneType"),
         (
             "four values",
             {},
@@ -329,6 +336,14 @@ def test_a_wrapper_changes_the_space(vector: MakeVector) -> None:
         (wrapper("FlattenObservations"), r"env\.wrappers\[0\]\.name: expected a wrapper of gymnasium\.wrappers"),
         (wrapper("no_such_module:Wrapper"), r"env\.wrappers\[0\]\.name: module no_such_module cannot be imported"),
         (wrapper("probes:NoSuchClass"), r"env\.wrappers\[0\]\.name: expected .* found probes:NoSuchClass"),
+        (
+            wrapper(f"{__name__}:Leaving", at="once"),
+            r"env\.wrappers\[0\]: .*Leaving cannot be applied .* it raised SystemExit: 0 \(test_envs\.py",
+        ),
+        (
+            wrapper(f"{__name__}:NoWrapper"),
+            r"env\.wrappers\[0\]\.name: expected a gymnasium\.Wrapper, found .*NoWrapper",
+        ),
         (wrapper("ClipReward", lowest=0), r"env\.wrappers\[0\]: ClipReward cannot be applied to Probe-v0: .*lowest"),
     ],
 )
@@ -407,7 +422,12 @@ def test_the_frames_counted_are_those_that_the_environments_made(vector: MakeVec
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("fault", "message"), [("raise", "ZeroDivisionError: the probe broke"), ("exit", "SystemExit: 0")]
+    ("fault", "message"),
+    [
+        ("raise", "ZeroDivisionError: the probe broke"),
+        ("exit", "SystemExit: 0"),
+        ("panic", "BaseException: the probe broke"),
+    ],
 )
 def test_what_an_environment_raises_is_named_with_index_step_and_line(
     vector: MakeVector, capfd: pytest.CaptureFixture[str], backend: str, fault: str, message: str
@@ -427,7 +447,8 @@ def test_a_worker_that_dies_is_a_fault_in_words(vector: MakeVector) -> None:
     env = vector(num_envs=2, backend="async", fault="die", at=2)
     env.reset()
     env.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvironmentFault, match="a worker process of Probe-v0 ended without an answer"):
+    who = r"the worker process of environment \d \(Probe-v0\) ended \(exit code 9\)"
+    with pytest.raises(EnvironmentFault, match=rf"^{who}.* without an answer$"):
         env.step(np.zeros(2, np.int64))
     env.close()
     assert not multiprocessing.active_children()
@@ -561,10 +582,71 @@ def test_a_fault_is_named_at_any_step(obs: str, fault: str, message: str) -> Non
         env.step(np.int64(0))
 
 
+@pytest.mark.parametrize("module", ["", "gymnasium.wrappers:"])
 @pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward"])
-def test_wrappers_with_statistics_of_their_own_are_refused(name: str) -> None:
+def test_wrappers_with_statistics_of_their_own_are_refused(name: str, module: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} keeps statistics .* Use algo\.\w+=true"):
-        make_env(gym_config(wrappers=[{"name": name}]), 0)
+        make_env(gym_config(wrappers=[{"name": f"{module}{name}"}]), 0)
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 1, 1.0, np.array(True), np.array([1])])
+def test_every_form_of_a_flag_ends_an_episode(flag: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = contract()
+    answer = Probe.step
+    monkeypatch.setattr(Probe, "step", lambda self, action: (*answer(self, action)[:2], flag, flag, {}))
+    env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step(0)
+    assert (terminated, truncated) == (True, True)
+
+
+class Leaving(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends Python where it should only end itself.
+
+    Args:
+        env: the environment.
+        at: ``close``, or already when it is made.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], at: str) -> None:
+        super().__init__(env)
+        self.at = at
+        if at != "close":
+            raise SystemExit(0)
+
+    def close(self) -> None:
+        if self.at == "close":
+            raise SystemExit(0)
+
+
+class NoWrapper:
+    """Around an environment, and none itself."""
+
+    def __init__(self, env: object) -> None:
+        del env
+
+
+def test_an_environment_that_leaves_on_close_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    env = make_env(gym_config(wrappers=[wrapper(f"{__name__}:Leaving", at="close")]), 0)
+    env.close()
+    assert re.search(
+        r"warning: environment 0 .* close\(\) raised SystemExit: 0 \(test_envs\.py", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "shown"),
+    [
+        (spaces.Dict({}), r"Dict\(\)"),
+        (spaces.Tuple(()), r"Tuple\(\)"),
+        (spaces.Box(-1, 1, (0,)), r"Box\(\[\]"),
+        (spaces.Dict({"action_mask": spaces.MultiBinary(2)}), "action_mask"),
+    ],
+)
+def test_an_environment_with_nothing_to_observe_is_refused(space: spaces.Space[Any], shown: str) -> None:
+    probe = Probe()
+    probe.observation_space = space
+    with pytest.raises(ConfigError, match=rf"gives a policy nothing to observe: its space is .*{shown}"):
+        EnvContract(probe, "Probe-v0", 0, action_mask="auto")
 
 
 def unlucky(at: int, instead: object) -> Callable[[Any], object]:

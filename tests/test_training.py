@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,34 +64,6 @@ def scalars(directory: Path, name: str) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars(name)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
-    """The command line, stopped in three ways at frame 110. Started first, since it needs seconds to begin: the other tests
-    run meanwhile."""
-    started: dict[str, tuple[Path, subprocess.Popen[str]]] = {}
-    for name, backend, logging in (
-        ("SIGTERM", "sync", "tensorboard"),
-        ("Ctrl-C", "async", "csv"),
-        ("SIGTERM to all", "async", "csv"),
-    ):
-        directory = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        words = ["algo=dqn", "env=gym", "env.id=probes:Probe-v0", f"env.backend={backend}", *QUICK, *TINY["dqn"]]
-        words += ["env.num_envs=1", "quiet=false", f"logging={logging}"]
-        words += [f"env.kwargs={{fault: {name}, at: 110}}", "eval=none", "logging.interval=40", "total_frames=100_000"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rltool", "train", *words, f"hydra.run.dir={directory}"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        started[name] = (directory, process)
-    yield started
-    for _, process in started.values():
-        process.kill()
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_seed_fixes_the_whole_run(tmp_path: Path, algo: str) -> None:
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
@@ -103,6 +74,14 @@ def test_a_seed_fixes_the_whole_run(tmp_path: Path, algo: str) -> None:
     assert any("train/loss" in point for point in points(one))
     assert same(tensors(one), tensors(two))
     assert points(one) != points(other)
+
+
+def test_evaluation_with_other_spaces_is_refused_before_training(tmp_path: Path) -> None:
+    stack = "env.wrappers=[{name: FrameStackObservation, kwargs: {stack_size: 4}, eval: {stack_size: 2}}]"
+    expected = r"env\.wrappers: evaluation observes observation Box\(2, 4\), and training observation Box\(4, 4\)"
+    with pytest.raises(ConfigError, match=expected):
+        run(tmp_path / "run", "dqn", stack, "eval=default")
+    assert not (tmp_path / "run").exists()
 
 
 def test_evaluations_do_not_move_training(tmp_path: Path) -> None:
@@ -410,40 +389,41 @@ def test_dqn_on_continuous_actions_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def stopped(commands: dict[str, tuple[Path, subprocess.Popen[str]]]) -> dict[str, tuple[Path, int, str]]:
-    """Directory, exit code and output of each command."""
-    ended: dict[str, tuple[Path, int, str]] = {}
-    for name, (directory, process) in commands.items():
-        output, _ = process.communicate(timeout=100)
-        ended[name] = (directory, process.returncode, output)
-    return ended
-
-
 @pytest.mark.parametrize(
-    ("name", "number"),
-    [("SIGTERM", signal.SIGTERM), ("Ctrl-C", signal.SIGINT), ("SIGTERM to all", signal.SIGTERM)],
+    ("name", "backend", "logging", "number"),
+    [
+        ("SIGTERM", "sync", "tensorboard", signal.SIGTERM),
+        ("Ctrl-C", "async", "csv", signal.SIGINT),
+        ("SIGTERM to all", "async", "csv", signal.SIGTERM),
+    ],
 )
 def test_a_signal_ends_the_command_after_its_batch_with_a_checkpoint(
-    stopped: dict[str, tuple[Path, int, str]], name: str, number: signal.Signals
+    tmp_path: Path, name: str, backend: str, logging: str, number: signal.Signals
 ) -> None:
-    directory, code, output = stopped[name]
-    assert code == 128 + number, output
-    assert "Traceback" not in output
-    assert "torchrl" not in output  # its log lines
-    assert f"rltool train resume={directory}" in output
+    directory = tmp_path / "run"
+    words = ["algo=dqn", "env=gym", "env.id=probes:Probe-v0", f"env.backend={backend}", *QUICK, *TINY["dqn"]]
+    words += ["env.num_envs=1", "quiet=false", f"logging={logging}", f"env.kwargs={{fault: {name}, at: 110}}"]
+    words += ["eval=none", "logging.interval=40", "total_frames=100_000", f"hydra.run.dir={directory}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rltool", "train", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        timeout=100,
+    )
+    assert done.returncode == 128 + number, done.stdout
+    assert "Traceback" not in done.stdout
+    assert "torchrl" not in done.stdout  # its log lines
+    assert f"rltool train resume={directory}" in done.stdout
     assert read_header(directory).frames == 120
     assert (summary(directory)["status"], summary(directory)["error"]) == ("interrupted", number.name)
     assert list(curve(directory, "episode/finished")) == [40, 80, 120]
     if name == "SIGTERM":
         assert scalars(directory, "episode/return") == curve(directory, "episode/return")
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "Ctrl-C", "SIGTERM to all"])
-def test_no_worker_process_survives_a_signal(stopped: dict[str, tuple[Path, int, str]], name: str) -> None:
-    directory, _, _ = stopped[name]
-    marks = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory).encode() in _contents(path)]
-    assert marks == []
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory).encode() in _contents(path)]
+    assert left == [], "no worker process survives"
 
 
 def _contents(path: Path) -> bytes:
