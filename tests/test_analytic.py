@@ -186,8 +186,15 @@ def values(algorithm: Algorithm, observations: list[float]) -> list[float]:
         return cast("list[float]", algorithm.net(features).max(-1).values.tolist())
 
 
-@pytest.mark.parametrize("name", list(LADDER))
-@pytest.mark.parametrize("algo", list(ALGORITHMS))
+@pytest.mark.parametrize(
+    ("algo", "name"),
+    [
+        # Of the slower ones the rungs that the two kinds of ending depend on; the others with the long tests.
+        pytest.param(algo, name, marks=pytest.mark.long if algo != "ppo" and name in ("discounting", "no end") else ())
+        for algo in ALGORITHMS
+        for name in LADDER
+    ],
+)
 def test_values(algo: str, name: str) -> None:
     expected = LADDER[name][1]
     got = values(learned(algo, name), list(expected))

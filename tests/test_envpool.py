@@ -121,6 +121,7 @@ def lives(env: EnvContract | VectorEnvBase, steps: int) -> list[int]:
     return ends
 
 
+@pytest.mark.long
 def test_the_end_of_a_life_is_no_new_game_in_training_and_no_end_in_evaluation(pool: MakePool) -> None:
     arguments = {"num_envs": 1, "episodic_life": True, "reward_clip": True, "noop_max": 1}
     ends = lives(pool("Breakout-v5", **arguments), 150)

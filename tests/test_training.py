@@ -394,7 +394,7 @@ def test_dqn_on_continuous_actions_leaves_no_directory(
     [
         ("SIGTERM", "sync", "tensorboard", signal.SIGTERM),
         ("Ctrl-C", "async", "csv", signal.SIGINT),
-        ("SIGTERM to all", "async", "csv", signal.SIGTERM),
+        pytest.param("SIGTERM to all", "async", "csv", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_the_command_after_its_batch_with_a_checkpoint(
