@@ -214,7 +214,11 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Checks an observation, and gives it as it goes on from here."""
         try:
             leaves = flatten(observation, self._inputs)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except ValueError as error:
+            raise EnvironmentFault(
+                f"{self._name}: the observation of {when} cannot be an array: {error}. Its space is {self.env.observation_space}"
+            ) from error
+        except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentFault(
                 f"{self._name}: the observation of {when} lacks a part of its space {self.env.observation_space}: {error!r}"
             ) from error

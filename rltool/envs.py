@@ -226,9 +226,10 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
             )
         ) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigError(
-            Problem("env.id", f"expected a registered id, found {config.id}: {error}", extra_for(str(error)))
-        ) from error
+        text, hint = f"expected a registered id, found {config.id}: {error}", extra_for(str(error))
+        if module and (own := _ids_of(module)):
+            text, hint = f"module {module} registers no {env_id}", f"It registers {', '.join(own)}"
+        raise ConfigError(Problem("env.id", text, hint)) from error
     except ImportError as error:
         raise ConfigError(
             Problem("env.id", f"{config.id} cannot be imported: {error}", extra_for(str(error)))
@@ -245,6 +246,17 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
         # dm_control reads MuJoCo's model field by field, and knows only those of certain releases.
         hint = ". Its dm_control does not know this MuJoCo: pip install 'mujoco<4'" if "MjModel" in str(error) else ""
         raise EnvironmentFault(f"{config.id}: making it {raised(error)}{hint}") from error
+
+
+def _ids_of(module: str) -> list[str]:
+    """The ids whose environments a module, or a part of it, holds."""
+    homes = {
+        name: spec.entry_point.partition(":")[0]
+        if isinstance(spec.entry_point, str)
+        else getattr(spec.entry_point, "__module__", "")
+        for name, spec in gymnasium.registry.items()
+    }
+    return [name for name, home in homes.items() if f"{home}.".startswith(f"{module}.")]
 
 
 def _is_for_users(warning: warnings.WarningMessage) -> bool:

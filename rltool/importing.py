@@ -94,4 +94,5 @@ def raised(error: BaseException) -> str:
     """What code of the user's raised, and the line of it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}: {error}{where}"
+    text = f": {error}" if str(error) else ""
+    return f"raised {type(error).__name__}{text}{where}"

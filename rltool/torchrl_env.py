@@ -21,7 +21,7 @@ from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
-from rltool.importing import import_user_module, raised
+from rltool.importing import FOREIGN, import_object, raised
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
 from rltool.spaces import MASK, Key, LeafSpec
@@ -39,18 +39,21 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
     Raises:
         ConfigError: it cannot be imported, does not take the arguments, or returns something else.
     """
-    module, _, name = config.entry_point.partition(":")
+    make = import_object(config.entry_point, "env.entry_point")
+    if not callable(make):
+        problem = (
+            f"expected a function that returns a torchrl EnvBase, found {config.entry_point}: a {type(make).__name__}"
+        )
+        raise ConfigError(Problem("env.entry_point", problem))
     try:
-        env = getattr(import_user_module(module, "env.entry_point"), name)(**config.kwargs)
-    except AttributeError as error:
-        raise ConfigError(Problem("env.entry_point", f"module {module} has no {name}: {error}")) from error
-    except TypeError as error:
-        raise ConfigError(
-            Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")
-        ) from error
-    except ConfigError:
+        env = make(**config.kwargs)
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except FOREIGN as error:
+        if isinstance(error, TypeError) and ("keyword argument" in str(error) or "positional argument" in str(error)):
+            raise ConfigError(
+                Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")
+            ) from error
         raise EnvironmentFault(f"{config.entry_point} {raised(error)}") from error
     if not isinstance(env, EnvBase) or env.batch_size != torch.Size([]):
         found = f"one with batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else type(env).__name__

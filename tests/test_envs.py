@@ -253,6 +253,7 @@ def test_an_old_version_works_with_a_warning(vector: MakeVector, capsys: pytest.
         ("NoSuchGame-v4", "Environment `NoSuchGame` doesn't exist"),
         ("Cart Pole!", "Malformed environment ID"),
         ("no_such_module:CartPole-v1", "module no_such_module cannot be imported"),
+        ("probes:Prob-v0", "module probes registers no Prob-v0"),
     ],
 )
 def test_an_id_that_cannot_be_had_gives_gymnasium_s_reason(env_id: str, reason: str) -> None:

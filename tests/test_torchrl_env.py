@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase, GymEnv, PendulumEnv
 
 from rltool.algos.base import Algorithm
 from rltool.envs import single_env
-from rltool.errors import ConfigError
+from rltool.errors import ConfigError, EnvironmentFault
 from rltool.torchrl_env import TorchRLExperience, TorchRLVectorEnv
 from rltool.training import train
 
@@ -91,9 +91,28 @@ def test_one_environment_has_gymnasiums_interface() -> None:
     assert not truncated
 
 
+def choosy(size: int) -> int:
+    return size
+
+
+def broken() -> int:
+    return cast("int", None) + 1
+
+
+def test_what_an_entry_point_raises_is_its_own() -> None:
+    config = run_config("algo=ppo", "env=torchrl", f"env.entry_point={__name__}:broken")
+    with pytest.raises(EnvironmentFault, match=r"broken raised TypeError: .*NoneType.* \(test_torchrl_env\.py:\d+\)"):
+        config.env.build(seed=0)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
-    [("nothing", "expected one torchrl EnvBase.*found int"), ("absent", "has no absent")],
+    [
+        ("nothing", "expected one torchrl EnvBase.*found int"),
+        ("absent", "has no absent"),
+        ("np", "expected a function that returns a torchrl EnvBase, found .*: a module"),
+        ("choosy", r"env\.kwargs: .*choosy does not take these arguments: .*required positional argument: 'size'"),
+    ],
 )
 def test_what_is_no_environment_is_refused(entry: str, message: str) -> None:
     config = run_config("algo=ppo", "env=torchrl", f"env.entry_point={__name__}:{entry}")
