@@ -1,7 +1,7 @@
 """How far two games of images come on two cores in half an hour: the learning curve of one run of each.
 
     python benchmarks/half_hour.py                      # both, one after the other
-    python benchmarks/half_hour.py pong --minutes 5
+    python benchmarks/half_hour.py --runs pong --minutes 5
 
 Each is `rltool train` with the words below, stopped by Ctrl-C when its time is over (a checkpoint is saved then, and
 `rltool train resume=…` goes on). Networks and images are smaller than in the papers, as suits two cores. The curve is
@@ -93,11 +93,11 @@ def curve(directory: Path, rows: int = 10) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-half-hour"))
     arguments = parser.parse_args()
-    for name in arguments.names:
+    for name in arguments.runs:
         directory = train(name, arguments.minutes, arguments.out.absolute())
         print(f"\n{name}\n\n{curve(directory)}\n", flush=True)
 
