@@ -9,10 +9,12 @@ from typing import Any, Protocol, cast
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from probes import collector, gym_config
 
 from rltool.config import load_node
 from rltool.contract import EnvContract
+from rltool.envpool_env import _without_placeholders
 from rltool.envs import single_env
 from rltool.errors import ConfigError
 from rltool.schema import EnvConfig, GymEnvConfig
@@ -202,3 +204,14 @@ def test_no_picture_is_promised(key: str, render_mode: str) -> None:
     config = cast("EnvConfig", pool_config("CartPole-v1"))
     with pytest.raises(ConfigError, match=rf"^{key}: CartPole-v1 of EnvPool draws no pictures.*env\.backend=sync"):
         single_env(config, 0, render_mode=render_mode)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bounds_that_stand_for_none_are_infinite(dtype: type[np.floating[Any]]) -> None:
+    limit = np.finfo(dtype)
+    low, high = np.array([limit.tiny, limit.min, -1], dtype), np.array([limit.max, limit.max, 2], dtype)
+    space = spaces.Dict({"speed": spaces.Box(low, high, dtype=dtype), "image": spaces.Box(0, 255, (2, 2), np.uint8)})
+    found = cast("spaces.Dict", _without_placeholders(space))
+    assert found["image"] == space["image"]
+    speed = cast("spaces.Box", found["speed"])
+    assert (speed.low.tolist(), speed.high.tolist()) == ([-np.inf, -np.inf, -1.0], [np.inf, np.inf, 2.0])

@@ -239,3 +239,10 @@ def test_as_many_gradient_steps_are_made_as_were_planned(tmp_path: Path, algo: s
     words += ["algo.normalize_observation=false"]
     config = probes.run_config(*words)
     assert train(config, tmp_path)["updates"] == config.algo.updates(config) > 0
+
+
+def test_a_transform_that_finds_its_keys_itself_is_applied() -> None:
+    config = gym_config(obs="noise", transforms=["DoubleToFloat"])
+    env = cast("TorchRLVectorEnv", config.build(seed=0))
+    assert [(leaf.name, leaf.dtype) for leaf in env.leaves] == [("observation", "float32")]
+    assert batch(env, 6)["observation"].dtype == torch.float32
