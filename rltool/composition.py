@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from rltool.configfiles import ConfigFiles
@@ -257,9 +257,11 @@ def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
         if "nterpolation" in type(cause).__name__ or "recursive" in text.lower():
             text = f"its ${{…}} reference cannot be resolved: {text}"
         key = str(cause.full_key or "")
-        if "Cannot merge" in text:
-            text = "expected a mapping {key: value, …}, found a list" if "ListConfig" in text else text
-            return [Problem(key, text, f"Give {key}.KEY=VALUE" if key else "")]
+        if text.startswith("Cannot merge"):
+            # It is said alike of a list for a mapping and of a mapping for a list.
+            kinds = ["a list […]", "a mapping {key: value, …}"]
+            wanted, given = kinds if isinstance(cause.parent_node, ListConfig) else kinds[::-1]
+            text = f"expected {wanted}, found {given}"
         return [Problem(key, text)]
     return [Problem("", _first_line(error))]
 

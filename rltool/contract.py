@@ -16,7 +16,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rltool.actions import ActionSpec, action_spec
 from rltool.errors import ConfigError, EnvironmentFault, Problem
-from rltool.importing import FOREIGN, raised
+from rltool.importing import raised
 from rltool.spaces import (
     MASK,
     OBSERVATION,
@@ -145,9 +145,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _reset(self, seed: int | None, options: dict[str, object] | None) -> tuple[Any, dict[str, Any]]:
         try:
             result = self.env.reset(seed=seed, options=options)
-        except KeyboardInterrupt:
-            raise
-        except FOREIGN as error:
+        except BaseException as error:
             raise EnvironmentFault(f"{self._name}: reset() {raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise EnvironmentFault(f"{self._name}: reset() must return (observation, info), found {_shown(result)}")
@@ -156,9 +154,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, object]]:
         try:
             result: Any = self.env.step(action)  # whatever the environment makes of it
-        except KeyboardInterrupt:
-            raise
-        except FOREIGN as error:
+        except BaseException as error:
             raise EnvironmentFault(f"{self._name}: step {self._steps + 1} {raised(error)}") from error
         if not (isinstance(result, tuple) and len(result) == 5):
             raise EnvironmentFault(
@@ -196,9 +192,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Closes the environment; what it raises then ends nothing."""
         try:
             self.env.close()
-        except KeyboardInterrupt:
-            raise
-        except FOREIGN as error:
+        except BaseException as error:
             print(f"warning: {self._name}: close() {raised(error)}", file=sys.stderr)
 
     def render(self) -> Any:
@@ -310,9 +304,7 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
         elif self._masks is not None:
             try:
                 value = self._masks()
-            except KeyboardInterrupt:
-                raise
-            except FOREIGN as error:
+            except BaseException as error:
                 raise EnvironmentFault(f"{self._name}: action_masks() after {when} {raised(error)}") from error
         else:
             value = cast("Mapping[str, object]", info).get(MASK[0])

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from rltool.contract import EnvContract, GymEnv
 from rltool.errors import ConfigError, EnvironmentFault, Problem
-from rltool.importing import FOREIGN, extra_for, import_user_module, missing_package, raised
+from rltool.importing import base_among, extra_for, import_user_module, missing_package, raised
 from rltool.schema import GymEnvConfig, WrapperConfig
 from rltool.spaces import MASK, LeafSpec
 from rltool.wording import did_you_mean, nearest
@@ -119,24 +119,21 @@ def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], pat
                 did_you_mean(nearest(name, known)),
             )
         ) from error
-    for base in getattr(cls, "__mro__", ()):
-        if base.__name__ in _STATISTICS and base.__module__.startswith("gymnasium."):
-            raise ConfigError(
-                Problem(
-                    f"{path}.name",
-                    f"{name} keeps statistics that no checkpoint would hold, different in each environment and in evaluation",
-                    f"Use {_STATISTICS[base.__name__]} are saved with the policy",
-                )
+    if (base := base_among(cls, _STATISTICS, "gymnasium")) is not None:
+        raise ConfigError(
+            Problem(
+                f"{path}.name",
+                f"{name} keeps statistics that no checkpoint would hold, different in each environment and in evaluation",
+                f"Use {_STATISTICS[base]} are saved with the policy",
             )
+        )
     try:
         made = cls(env, **{key: _tuples(value) for key, value in kwargs.items()})
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise missing_package(path, wrapper.name, error) from error
     except (TypeError, ValueError, AssertionError, GymnasiumError) as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: {error}")) from error
-    except KeyboardInterrupt:
-        raise
-    except FOREIGN as error:
+    except BaseException as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: it {raised(error)}")) from error
     if not isinstance(made, gymnasium.Env):
         raise ConfigError(
@@ -240,9 +237,7 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
         raise ConfigError(Problem("env.kwargs", f"{config.id} does not take these arguments: {error}")) from error
     except GymnasiumError as error:
         raise ConfigError(Problem("env.id", f"{config.id} cannot be made: {error}")) from error
-    except KeyboardInterrupt:
-        raise
-    except FOREIGN as error:
+    except BaseException as error:
         # dm_control reads MuJoCo's model field by field, and knows only those of certain releases.
         hint = ". Its dm_control does not know this MuJoCo: pip install 'mujoco<4'" if "MjModel" in str(error) else ""
         raise EnvironmentFault(f"{config.id}: making it {raised(error)}{hint}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Container
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,11 +29,6 @@ EXTRAS = {
 }
 
 
-# What code that is not ours may raise: sys.exit(), and the panics of extensions, are no Exception. Ctrl-C is the user's own
-# and is let through wherever these are caught.
-FOREIGN = (BaseException,)
-
-
 def import_user_module(name: str, path: str) -> ModuleType:
     """Imports a module that a config names, also from the working directory.
 
@@ -51,9 +47,7 @@ def import_user_module(name: str, path: str) -> ModuleType:
     except ImportError as error:
         hint = extra_for(f"{name} {error}") or "Install it, or run where its file lies"
         raise ConfigError(Problem(path, f"module {name} cannot be imported: {error}", hint)) from error
-    except KeyboardInterrupt:
-        raise
-    except FOREIGN as error:
+    except BaseException as error:
         raise ConfigError(Problem(path, f"importing module {name} {raised(error)}")) from error
 
 
@@ -68,6 +62,12 @@ def import_object(entry_point: str, path: str) -> object:
         return getattr(import_user_module(module, path), name)
     except AttributeError as error:
         raise ConfigError(Problem(path, f"module {module} has no {name}: {error}")) from error
+
+
+def base_among(cls: object, names: Container[str], package: str) -> str | None:
+    """The name of the first of a class and its bases that is among the names and of a package; None where none is."""
+    bases = getattr(cls, "__mro__", ())
+    return next((b.__name__ for b in bases if b.__name__ in names and b.__module__.startswith(f"{package}.")), None)
 
 
 def missing_package(path: str, name: str, error: Exception) -> ConfigError:
@@ -91,7 +91,15 @@ def extra_for(message: str) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """What code of the user's raised, and the line of it."""
+    """What code of the user's raised, and the line of it.
+
+    Such code is called under ``except BaseException``: sys.exit() and the panics of extensions are no ``Exception``.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C, which is no fault of the code's.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = f": {error}" if str(error) else ""

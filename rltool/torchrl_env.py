@@ -21,7 +21,7 @@ from rltool.collect import Behaviour, Episodes, RunningEpisodes
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
-from rltool.importing import FOREIGN, import_object, raised
+from rltool.importing import import_object, raised
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
 from rltool.spaces import MASK, Key, LeafSpec
@@ -47,9 +47,9 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
         raise ConfigError(Problem("env.entry_point", problem))
     try:
         env = make(**config.kwargs)
-    except (ConfigError, KeyboardInterrupt):
+    except ConfigError:
         raise
-    except FOREIGN as error:
+    except BaseException as error:
         if isinstance(error, TypeError) and ("keyword argument" in str(error) or "positional argument" in str(error)):
             raise ConfigError(
                 Problem("env.kwargs", f"{config.entry_point} does not take these arguments: {error}")

@@ -16,13 +16,12 @@ from rltool.actions import ActionSpec
 from rltool.contract import EnvContract, leaves_of
 from rltool.envs import wrapped
 from rltool.errors import ConfigError, EnvironmentFault, Problem
-from rltool.importing import extra_for, import_user_module, raised
+from rltool.importing import base_among, extra_for, import_user_module, raised
 from rltool.schema import EnvConfig, GymEnvConfig, TransformConfig
 from rltool.spaces import MASK, OBSERVATION, Array, Key, LeafSpec, parts_of
 from rltool.torchrl_specs import spec_of
 from rltool.wording import did_you_mean, nearest
 
-# Keys of TorchRL's data beside those of the observation.
 # Transforms that would be wrong here without a word: what they do, and what to use.
 _STATISTICS = "keeps statistics of its own, which evaluation would not have"
 _NORMALISE = "Use algo.normalize_observation and algo.scale_reward"
@@ -34,6 +33,7 @@ _REFUSED = {
         "Use env.wrappers=[{name: MaxAndSkipObservation, kwargs: {skip: 4}}]",
     ),
 }
+# Keys of TorchRL's data beside those of the observation.
 _TORCHRLS = {"action", "done", "next", "reward", "terminated", "truncated"}
 
 
@@ -197,10 +197,9 @@ def _transform(item: TransformConfig, path: str) -> Transform:
                 did_you_mean(nearest(name, known)),
             )
         )
-    for base in cls.__mro__:
-        if base.__name__ in _REFUSED and base.__module__.startswith("torchrl."):
-            why, instead = _REFUSED[base.__name__]
-            raise ConfigError(Problem(f"{path}.name", f"{name} {why}", instead))
+    if (base := base_among(cls, _REFUSED, "torchrl")) is not None:
+        why, instead = _REFUSED[base]
+        raise ConfigError(Problem(f"{path}.name", f"{name} {why}", instead))
     parameters = inspect.signature(cls).parameters
     wrong = [each for each in item.kwargs if each not in parameters]
     if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -619,6 +619,17 @@ class Leaving(gym.Wrapper[Any, Any, Any, Any]):
             raise SystemExit(0)
 
 
+def test_ctrl_c_while_an_environment_steps_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    env = contract()
+    env.reset(seed=0)
+    monkeypatch.setattr(Probe, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(0)
+
+
 class NoWrapper:
     """Around an environment, and none itself."""
 
