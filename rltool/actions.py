@@ -98,7 +98,17 @@ class ActionSpec:
         low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
         return low, high, np.isfinite(low) & np.isfinite(high)
 
-    @property
+    @cached_property
+    def _halves(self) -> tuple[Array, Array]:
+        low, high, _ = self._bounds
+        return 0.5 * low, 0.5 * high
+
+    @cached_property
+    def _limits(self) -> tuple[Array, Array]:
+        low, high, _ = self._bounds
+        return low.astype(self.dtype), high.astype(self.dtype)
+
+    @cached_property
     def bounded(self) -> bool:
         """Whether every dimension of a box is bounded on both sides."""
         return self.continuous and bool(self._bounds[2].all())
@@ -116,14 +126,21 @@ class ActionSpec:
         if not self.continuous:
             start = self.start[0] if self.kind == "discrete" else np.asarray(self.start)
             return (action + start).reshape(len(action), *self.shape).astype(self.dtype, copy=False)
-        low, high, bounded = self._bounds
+        half_low, half_high = self._halves
         action = action.astype(np.float64)
-        squashed = np.tanh(action) if self.squash == "tanh" else np.clip(action, -1.0, 1.0)
+        squashed = np.tanh(action) if self.squash == "tanh" else np.minimum(np.maximum(action, -1.0), 1.0)
+        # A weighted mean of the bounds: high - low could overflow, and ±1 gives the bounds themselves.
+        if self.bounded:
+            return self._inside(half_low * (1.0 - squashed) + half_high * (1.0 + squashed))
         with np.errstate(invalid="ignore", over="ignore"):
-            # A weighted mean of the bounds: high - low could overflow, and ±1 gives the bounds themselves.
-            scaled = np.where(bounded, (0.5 - 0.5 * squashed) * low + (0.5 + 0.5 * squashed) * high, action)
-            clipped = np.clip(scaled.astype(self.dtype), low.astype(self.dtype), high.astype(self.dtype))
-        return cast("Array", clipped.reshape(len(action), *self.shape))
+            scaled = half_low * (1.0 - squashed) + half_high * (1.0 + squashed)
+            return self._inside(np.where(self._bounds[2], scaled, action))
+
+    def _inside(self, action: Array) -> Array:
+        """In the environment's type and shape, cut at its bounds (``np.clip`` takes three times as long)."""
+        least, most = self._limits
+        cut = np.minimum(np.maximum(action.astype(self.dtype), least), most)
+        return cast("Array", cut.reshape(len(action), *self.shape))
 
     def empty(self, *batch: int) -> Tensor:
         """Room for actions in policy units, ``[*batch, *policy_shape]``."""

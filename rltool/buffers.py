@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rltool.errors import ConfigError, Problem
-from rltool.spaces import Array, Key, LeafSpec, Leaves
+from rltool.spaces import Array, Key, LeafSpec, Leaves, nested
 
 if TYPE_CHECKING:
     from rltool.schema import PrioritizedBufferConfig, ReplayBufferConfig, RolloutBufferConfig
@@ -43,9 +43,9 @@ class RolloutBuffer:
         first = next(iter(data.values()))
         count = len(first) // size
         order = torch.randperm(len(first), generator=self._generator)[: count * size].to(first.device)
-        shuffled = {name: column[order].unflatten(0, (count, size)) for name, column in data.items()}
-        for index in range(count):
-            yield {name: column[index] for name, column in shuffled.items()}
+        shuffled = [column[order].unflatten(0, (count, size)).unbind(0) for column in data.values()]
+        for minibatch in zip(*shuffled, strict=True):
+            yield dict(zip(data, minibatch, strict=True))
 
 
 class ReplayBuffer:
@@ -200,13 +200,8 @@ class ReplayBuffer:
         for frames in self._frames:
             observation, following = frames.read(numbers)
             found |= observation | {("next", *key): array for key, array in following.items()}
-        tree: dict[str, Any] = {}
-        for key, array in found.items():
-            node = tree
-            for part in key[:-1]:
-                node = node.setdefault(part, {})
-            node[key[-1]] = torch.from_numpy(array).unflatten(0, index.shape)
-        return TensorDict(tree, index.shape)
+        columns = {key: torch.from_numpy(array).unflatten(0, index.shape) for key, array in found.items()}
+        return TensorDict(nested(columns), index.shape)
 
 
 class PrioritizedBuffer(ReplayBuffer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rltool.choices import best, masked
 from rltool.errors import NonFiniteError
-from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves
+from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves, nested
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 TensorLeaves = dict[Key, Tensor]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a vectorised environment answers to one step of all its environments.
 
     Attributes:
@@ -175,16 +174,19 @@ class Collector:
         terminated, truncated = np.empty((steps, num_envs), np.bool_), np.empty((steps, num_envs), np.bool_)
         finals: list[tuple[int, int, Leaves]] = []
 
-        noise = tuple(part.to(device) for part in explorer.draw(steps, num_envs, self.frames, self._generator))
+        noise = explorer.draw(steps, num_envs, self.frames, self._generator)
         if self._current is None:
             self._current = env.reset()
         for key, array in self._current.items():
             observed[key][0] = array
         on_host = device.type == "cpu"
+        # All rows at once: taking them one by one costs as much as a small policy.
+        rows = {key: view.unbind(0) for key, view in views.items()}
+        draws = [part.to(device).unbind(0) for part in noise]
         with torch.no_grad():
             for t in range(steps):
-                leaves = {key: view[t] if on_host else view[t].to(device) for key, view in views.items()}
-                taken[t] = explorer(leaves, tuple(part[t] for part in noise))
+                leaves = {key: row[t] if on_host else row[t].to(device) for key, row in rows.items()}
+                chosen[t] = explorer(leaves, tuple(draw[t] for draw in draws)).cpu().numpy()
                 step = env.step(actions.to_env(chosen[t]))
                 reward[t], terminated[t], truncated[t] = step.reward, step.terminated, step.truncated
                 for key, array in step.observation.items():
@@ -197,7 +199,7 @@ class Collector:
         for t, index, final in finals:
             for key, array in final.items():
                 following[key][t, index] = torch.as_tensor(array)
-        self._check_finite(observed, following, chosen, reward)
+        self._check_finite(observed, finals, chosen, reward)
         self.episodes = self._running.add(reward, terminated | truncated)
         self.frames += steps * num_envs
         return self._batch(
@@ -213,40 +215,46 @@ class Collector:
         terminated: Array,
         truncated: Array,
     ) -> TensorDict:
+        ends = {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        columns: dict[Key, Tensor] = {**observation, ("action",): action}
+        columns |= {("next", name): torch.from_numpy(array).unsqueeze(-1) for name, array in ends.items()}
+        columns |= {("next", *key): value for key, value in following.items()}
         steps, num_envs = reward.shape
-        batch = TensorDict({}, [steps, num_envs])
-        for key, value in observation.items():
-            batch.set(key, value)
-        batch.set("action", action)
-        ends = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        for name, array in {"reward": reward, **ends}.items():
-            batch.set(("next", name), torch.from_numpy(array).unsqueeze(-1))
-        for key, value in following.items():
-            batch.set(("next", *key), value)
-        return batch.to(self._device).transpose(0, 1)
+        batch = TensorDict(nested({key: column.transpose(0, 1) for key, column in columns.items()}), [num_envs, steps])
+        return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _check_finite(
-        self, observed: Mapping[Key, Array], following: Mapping[Key, Tensor], action: Array, reward: Array
+        self, observed: Mapping[Key, Array], finals: Sequence[tuple[int, int, Leaves]], action: Array, reward: Array
     ) -> None:
-        # Name, array, and the step its first row belongs to, in the order in which a step makes them: the first fault
-        # is then the cause and not its effect.
-        arrays: list[tuple[str, Array, int]] = [(".".join(key), array, 0) for key, array in observed.items()]
-        arrays += [("action", action, 0), ("reward", reward, 0)]
-        arrays += [(".".join(key) + " (last of an episode)", value.numpy(), 1) for key, value in following.items()]
-        faults: list[tuple[int, int, str]] = []
-        for order, (name, array, first) in enumerate(arrays):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                where = np.argwhere(~np.isfinite(array))[0]
-                step = first + int(where[0])
-                what = f"{name} of environment {int(where[1])} is {array[tuple(where)]}"
-                faults.append((step, order, f"{what} at frame {self.frames + step * reward.shape[1]}"))
+        # Step, its place among what a step makes, environment, name and array: the first fault is then the cause and not
+        # its effect.
+        arrays = [*((".".join(key), array) for key, array in observed.items()), ("action", action), ("reward", reward)]
+        faults: list[tuple[int, int, int, str, Array]] = []
+        for order, (name, array) in enumerate(arrays):
+            if not _finite(array):
+                step, index = (int(place) for place in np.argwhere(~np.isfinite(array))[0][:2])
+                faults.append((step, order, index, name, array[step, index]))
+        for t, index, final in finals:
+            for key, array in final.items():
+                if not _finite(array):
+                    faults.append(
+                        (t + 1, len(arrays), index, ".".join(key) + " (last of an episode)", np.asarray(array))
+                    )
         if faults:
+            step, _, index, name, array = min(faults, key=lambda fault: fault[:3])
+            value, frame = array[~np.isfinite(array)].flat[0], self.frames + step * reward.shape[1]
             raise NonFiniteError(
-                f"{min(faults)[2]}. Nothing was learned from this batch; mend the environment, or look at its inputs"
+                f"{name} of environment {index} is {value} at frame {frame}. Nothing was learned from this batch; mend the "
+                "environment, or look at its inputs"
             )
 
     def shutdown(self) -> None:
         """Does nothing: the environment belongs to whoever built it. (TorchRL's collectors have this method.)"""
+
+
+def _finite(array: Array) -> bool:
+    array = np.asarray(array)
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 class RandomExplorer:

@@ -7,17 +7,20 @@ import os
 import shutil
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
+from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 # Gradient steps from which compilation (10-15 s cold, 3-5 s from its cache) is paid back by a faster update.
 WORTHWHILE_UPDATES = 10_000
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+Signature = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
 
 
 class Compiler:
@@ -46,47 +49,147 @@ class Compiler:
             if mode and missing is not None:
                 note(f"compile=true, but {missing}. Training goes on without compilation")
         if self.enabled:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory()))
+            # Importing inductor sets this to a place under /tmp, which the next start of the machine empties.
+            if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_directory())
             # Says "No CUDA runtime is found" on every machine without a GPU.
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
     def __call__(self, function: Callable[Args, Result]) -> Callable[Args, Result]:
-        """The function, compiled as one graph where this run compiles. It must be pure but for its result."""
+        """The function, compiled as one graph where this run compiles.
+
+        Its arguments are tensors and mappings of tensors, its result a tensor or a tuple of them. It must be pure but
+        for that result. Other tensors that it reads may change in place, but not be exchanged for others; whatever else
+        it reads must stay as it is.
+        """
         return _Compiled(function, self._note) if self.enabled else function
 
 
 class _Compiled(Generic[Args, Result]):
-    """Compiles on the first call; a failure there means eager from then on, since nothing has changed yet."""
+    """A function as one graph for each signature of its arguments, called without Dynamo once it has been traced.
+
+    Dynamo's own call takes longer than a small network: it asks whether anything that the function reads has changed, and
+    gathers the parameters. Here nothing changes but the arguments and what the parameters hold, so the graph is called
+    itself, with the arguments put where the first call had them.
+
+    A failure while tracing means eager from then on, since nothing has changed yet.
+    """
 
     def __init__(self, function: Callable[Args, Result], note: Callable[[str], None]) -> None:
         self._eager, self._note = function, note
         self._name = {"gradient": "the update", "_act": "the policy"}.get(function.__name__, function.__name__)
-        self._call: Callable[Args, Result] | None = None
+        self._traced: Callable[Args, Result] | None = None
+        self._last: tuple[Callable[..., Sequence[Any]], Sequence[Any], Sequence[Any]] | None = None
+        self.graphs: dict[Signature, _Graph | None] = {}
+        self.failed = False
 
     def __call__(self, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        if self._call is None:
-            return self._first(*args, **kwargs)
-        try:
-            return self._call(*args, **kwargs)
-        except torch._dynamo.exc.Unsupported:
-            # A guard failed (another batch shape): the graph is traced once more, as the first time.
-            return self._first(*args, **kwargs)
+        if self.failed:
+            return self._eager(*args, **kwargs)
+        tensors = flat(args)
+        signature = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        graph = self.graphs.get(signature)
+        if graph is not None:
+            return cast("Result", graph(tensors))
+        return self._trace(signature, tensors, *args, **kwargs)
 
-    def _first(self, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        if self._call is None:
+    def _trace(self, signature: Signature, tensors: list[Tensor], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        """The result by way of Dynamo, which traces and compiles what it has not yet."""
+        if self._traced is None:
             self._note(f"compiling {self._name} (seconds where it is cached, up to a minute the first time)")
-            self._call = torch.compile(self._eager, fullgraph=True, dynamic=False)
+            self._traced = torch.compile(  # type: ignore[call-overload]  # torch's overloads lack isolate_recompiles
+                self._eager, fullgraph=True, dynamic=False, isolate_recompiles=True, backend=self._compile
+            )
         try:
             # A private, process-wide flag: on only while our own graph is traced, so that the graph holds its gradient.
             with torch._dynamo.config.patch(trace_autograd_ops=True), warnings.catch_warnings():
                 # About TensorDict's own bookkeeping, which our graphs do not need.
                 warnings.filterwarnings("ignore", message=".*inside a compiled graph")
-                return self._call(*args, **kwargs)
+                result = cast("Callable[Args, Result]", self._traced)(*args, **kwargs)
         except Exception as error:  # whatever a compiler raises, training can go on without it
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self._note(f"compilation failed ({first}). Training goes on without it; compile=false skips the attempt")
-            self._call = self._eager
+            self.failed = True
             return self._eager(*args, **kwargs)
+        assert self._last is not None
+        self.graphs[signature] = _Graph.of(*self._last, tensors, result)
+        self._last = None
+        return result
+
+    def _compile(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+        """Inductor, as Dynamo calls it; what it makes remembers how it was last called."""
+        from torch._inductor.compile_fx import compile_fx  # takes a second, and runs that do not compile do without
+
+        compiled = cast(
+            "Callable[..., Sequence[Any]]", compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
+        )
+        # It comes wrapped, so that Dynamo would not trace it: nothing of ours does.
+        inner: Callable[..., Sequence[Any]] = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+
+        def call(*inputs: Any) -> Sequence[Any]:
+            outputs = inner(*inputs)
+            self._last = (inner, inputs, outputs)
+            return outputs
+
+        return call
+
+
+class _Graph:
+    """A compiled graph, its inputs filled in but for those that are arguments.
+
+    Args:
+        call: the graph.
+        inputs: all that it takes.
+        places: (place among the inputs, which of the arguments) of each input that is one.
+        outputs: which of the graph's outputs is each part of the result.
+        single: whether the result is one tensor and no tuple.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        places: Sequence[tuple[int, int]],
+        outputs: Sequence[int],
+        single: bool,
+    ) -> None:
+        self._call, self._inputs, self._places = call, list(inputs), places
+        self._outputs, self._single = outputs, single
+
+    @classmethod
+    def of(
+        cls,
+        call: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        tensors: Sequence[Tensor],
+        result: object,
+    ) -> _Graph | None:
+        """The graph behind a call that Dynamo has made; None where its result is not simply what the graph gave."""
+        argument = {id(tensor): index for index, tensor in enumerate(tensors)}
+        places = [(place, argument[id(value)]) for place, value in enumerate(inputs) if id(value) in argument]
+        given = {id(value): index for index, value in enumerate(outputs)}
+        parts = result if isinstance(result, tuple) else (result,)
+        if not all(id(part) in given for part in parts):
+            return None
+        return cls(call, inputs, places, [given[id(part)] for part in parts], not isinstance(result, tuple))
+
+    def __call__(self, tensors: Sequence[Tensor]) -> object:
+        for place, index in self._places:
+            self._inputs[place] = tensors[index]
+        outputs = self._call(*self._inputs)
+        return outputs[self._outputs[0]] if self._single else tuple([outputs[index] for index in self._outputs])
+
+
+def flat(args: Sequence[object]) -> list[Tensor]:
+    """The tensors of arguments, each a tensor or a mapping of tensors (always with the same keys in the same order)."""
+    tensors: list[Tensor] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            tensors.append(arg)
+        else:
+            tensors.extend(cast("Mapping[Any, Tensor]", arg).values())
+    return tensors
 
 
 def cache_directory() -> Path:

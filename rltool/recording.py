@@ -120,6 +120,7 @@ class Recorder:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         frames = self._collector.frames
+        self.meter.add(self._algorithm.inspect())
         scalars, arrays = self.meter.flush(due(self._logged, frames, self._logger.histogram_interval))
         elapsed = self.clock.elapsed
         scalars["time/frames_per_second"] = (frames - self._logged) / max(elapsed - self._logged_at, 1e-9)

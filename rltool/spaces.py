@@ -143,6 +143,17 @@ class LeafSpec:
         )
 
 
+def nested(columns: Mapping[Key, object]) -> dict[str, Any]:
+    """Values by key as a tree of mappings, as a TensorDict takes it (one call that builds it all costs least)."""
+    tree: dict[str, Any] = {}
+    for key, value in columns.items():
+        node = tree
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = value
+    return tree
+
+
 def mask_spec(choices: int) -> LeafSpec:
     """The leaf that says which of an action space's choices are valid."""
     return LeafSpec(MASK, "mask", (choices,), "bool")

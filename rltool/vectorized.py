@@ -11,20 +11,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Collector, Step
-from rltool.contract import EnvContract, leaves_of
+from rltool.contract import EnvContract
 from rltool.envs import make_env, remarks
+from rltool.local import LocalVectorEnv, ThreadedVectorEnv
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
 from rltool.spaces import Array, LeafSpec, Leaves
-from rltool.threaded import ThreadedVectorEnv
 from rltool.workers import WorkerVectorEnv
 
 
@@ -128,13 +126,13 @@ class GymVectorEnv(VectorEnvBase):
             super().__init__(config, probe, seed=seed, session=session)
         config = self.resolved_config
         factories = [partial(make_env, config, index) for index in range(config.num_envs)]
-        self._env: VectorEnv[Any, Any, Any] | ThreadedVectorEnv
+        self._env: LocalVectorEnv | ThreadedVectorEnv | WorkerVectorEnv
         if config.backend == "async":
-            self._env = WorkerVectorEnv(config, self._seeds)
+            self._env = WorkerVectorEnv(config, self.leaves, self._seeds)
         elif config.backend == "threads":
             self._env = ThreadedVectorEnv(factories, usable_cores())
         else:
-            self._env = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+            self._env = LocalVectorEnv(factories)
 
     @staticmethod
     def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
@@ -142,16 +140,10 @@ class GymVectorEnv(VectorEnvBase):
         return make_env(config, index, render_mode, evaluation=True)
 
     def reset(self) -> Leaves:
-        observation, _ = self._env.reset(seed=list(self._seeds))  # type: ignore[arg-type]
-        return leaves_of(observation, self.leaves)
+        return self._env.reset(self._seeds)
 
     def step(self, action: Array) -> Step:
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        final: list[tuple[int, Leaves]] = []
-        if "final_obs" in info:
-            ended = np.flatnonzero(info["_final_obs"])
-            final = [(int(index), leaves_of(info["final_obs"][index], self.leaves)) for index in ended]
-        return Step(leaves_of(observation, self.leaves), reward, terminated, truncated, final)
+        return self._env.step(action)
 
     def close(self) -> None:
         self._env.close()

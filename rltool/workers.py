@@ -16,25 +16,29 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
-from rltool.contract import EnvContract
+from rltool.collect import Step
+from rltool.contract import EnvContract, leaves_of
 from rltool.envs import make_env
 from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
 from rltool.schema import GymEnvConfig
 from rltool.seeding import seed_world
+from rltool.spaces import Array, LeafSpec, Leaves
 
 # How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
 # once and know what plugins registered. Elsewhere fork is missing or unsafe.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
-class WorkerVectorEnv(AsyncVectorEnv):
+class WorkerVectorEnv:
     """Gymnasium's ``AsyncVectorEnv`` of :class:`EnvContract`; what goes wrong in a worker is raised here, once.
 
     Args:
         config: the env node.
+        leaves: specs of an observation.
         worlds: a seed for the global generators of each worker.
 
     Raises:
@@ -43,25 +47,31 @@ class WorkerVectorEnv(AsyncVectorEnv):
             worker ended.
     """
 
-    def __init__(self, config: GymEnvConfig, worlds: Sequence[int]) -> None:
-        self._name, self._lost = config.id.rpartition(":")[2], False
+    def __init__(self, config: GymEnvConfig, leaves: tuple[LeafSpec, ...], worlds: Sequence[int]) -> None:
+        self._name, self._leaves = config.id.rpartition(":")[2], leaves
         factories = [partial(make_in_worker, config, index, world, os.getpid()) for index, world in enumerate(worlds)]
         with self._reports():
-            super().__init__(
-                factories,
-                copy=False,
-                worker=_work,  # type: ignore[arg-type]  # Gymnasium's annotation lacks the semaphore
-                autoreset_mode=AutoresetMode.SAME_STEP,
-                context=START_METHOD,
-            )
+            self._env = _Workers(factories)
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, seeds: Sequence[int]) -> Leaves:
+        """Starts every environment at its own seed; leaves ``[num_envs, *shape]``."""
         with self._reports():
-            return super().reset(**kwargs)
+            observation, _ = self._env.reset(seed=list(seeds))
+        return leaves_of(observation, self._leaves)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, action: Array) -> Step:
+        """One step of every environment; those whose episode ends with it start the next one."""
         with self._reports():
-            return super().step(actions)
+            observation, reward, terminated, truncated, info = self._env.step(action)
+        final: list[tuple[int, Leaves]] = []
+        if "final_obs" in info:
+            ended = np.flatnonzero(info["_final_obs"])
+            final = [(int(index), leaves_of(info["final_obs"][index], self._leaves)) for index in ended]
+        return Step(leaves_of(observation, self._leaves), reward, terminated, truncated, final)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._env.close()
 
     @contextmanager
     def _reports(self) -> Iterator[None]:
@@ -70,16 +80,16 @@ class WorkerVectorEnv(AsyncVectorEnv):
         try:
             yield
         except (EOFError, ConnectionError) as error:
-            self._lost = True
+            self._env.lost = True
             raise EnvironmentFault(f"{self._who_ended()} without an answer") from error
         finally:
             gymnasium.logger.min_level = level
 
     def _who_ended(self) -> str:
         """Which workers have ended, and how; they may still be on their way out."""
-        ready = wait([process.sentinel for process in self.processes], timeout=1)
+        ready = wait([process.sentinel for process in self._env.processes], timeout=1)
         ended = []
-        for index, process in enumerate(self.processes):
+        for index, process in enumerate(self._env.processes):
             if process.sentinel in ready:
                 process.join(timeout=1)
             if process.exitcode is not None:
@@ -89,9 +99,28 @@ class WorkerVectorEnv(AsyncVectorEnv):
                 ended.append(f"the worker process of environment {index} ({self._name}) ended ({how})")
         return ", ".join(ended) or f"a worker process of {self._name} ended"
 
+
+class _Workers(AsyncVectorEnv):
+    """Gymnasium's worker processes.
+
+    Attributes:
+        lost: whether one of them has ended before its time.
+    """
+
+    lost = False
+
+    def __init__(self, factories: Sequence[Callable[[], EnvContract]]) -> None:
+        super().__init__(
+            factories,
+            copy=False,
+            worker=_work,  # type: ignore[arg-type]  # Gymnasium's annotation lacks the semaphore
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            context=START_METHOD,
+        )
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the workers."""
-        if not (self._lost or terminate):
+        if not (self.lost or terminate):
             super().close_extras(timeout)
             return
         # Gymnasium's own waits for the answer that will not come, and asks where workers do not listen.

@@ -21,7 +21,8 @@ from rltool.actions import ActionSpec
 from rltool.collect import RandomExplorer
 from rltool.contract import EnvContract
 from rltool.errors import NonFiniteError
-from rltool.spaces import Leaves, flatten
+from rltool.local import LocalVectorEnv
+from rltool.spaces import Leaves
 from rltool.vectorized import GymVectorEnv
 
 OBS = ("observation",)
@@ -170,16 +171,13 @@ class BegunAsTorchRL(GymVectorEnv):
     def __init__(self, env_id: str) -> None:
         super().__init__(gym_config(env_id, num_envs=3), seed=0)
         self._env.close()
-        self._env = SyncVectorEnv(
-            [partial(EnvContract, make(), env_id, index) for index, make in enumerate(limited(env_id))],
-            copy=False,
-            autoreset_mode=AutoresetMode.SAME_STEP,
+        self._env = LocalVectorEnv(
+            [partial(EnvContract, make(), env_id, index) for index, make in enumerate(limited(env_id))]
         )
 
     def reset(self) -> Leaves:
-        self._env.reset(seed=7)
-        observation, _ = self._env.reset()
-        return flatten(observation, self.leaves)
+        self._env.reset([7, 8, 9])
+        return self._env.reset([None] * 3)
 
 
 def limited(env_id: str) -> list[Callable[[], gymnasium.Env[object, object]]]:

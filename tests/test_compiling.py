@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
-from builders import BOX, batch, dqn, ppo, sac
+from builders import BOX, batch, dqn, masked_leaves, ppo, sac
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from rltool import compiling
+from rltool.actions import ActionSpec
 from rltool.algos.base import Algorithm
 from rltool.compiling import WORTHWHILE_UPDATES, Compiler
 from rltool.devices import describe_device, resolve_device
 from rltool.errors import ConfigError
+
+SEVERAL = ActionSpec("multi_discrete", (2,), "int64", (2, 3), (0, 0))
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -54,6 +63,7 @@ def test_a_failing_compilation_falls_back_to_eager_with_one_line(monkeypatch: py
     for _ in range(3):
         assert float(function(torch.tensor(3.0))) == 6.0
     assert notes[0].startswith("compiling double")
+    assert function.failed
     assert len(notes) == 2
     assert "the backend has a bug" in notes[1]
     assert "traceback" not in notes[1]
@@ -87,6 +97,63 @@ def test_another_device_is_answered_with_the_names(name: str) -> None:
         resolve_device(name)
 
 
+COMPILED: dict[str, Callable[..., Algorithm]] = {
+    "ppo": partial(
+        ppo,
+        BOX,
+        "algo.frames_per_batch=64",
+        "algo.minibatch_size=32",
+        "algo.clip_epsilon={start: 0.3, end: 0.1, frames: 192}",
+        "algo.clip_value=0.2",
+        "algo.normalize_observation=true",
+        "algo.warmup_frames=64",
+        "total_frames=192",
+    ),
+    "ppo, shared, masked, several choices": partial(
+        ppo,
+        SEVERAL,
+        "algo.frames_per_batch=64",
+        "algo.minibatch_size=32",
+        "algo.entropy_coeff=0.01",
+        "network.shared=true",
+        leaves=masked_leaves(SEVERAL),
+    ),
+    "dqn": partial(dqn, "algo.double=true", "algo.learning_starts=64", "algo.minibatch_size=16", "algo.target_interval=64"),
+    "dqn, soft target, prioritised": partial(
+        dqn, "algo.tau=0.1", "algo.target_interval=null", "algo.learning_starts=64", "algo.minibatch_size=16",
+        "buffer=prioritized",
+    ),
+    "sac": partial(sac, "algo.minibatch_size=16", "algo.warmup_frames=64"),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_algorithm_follows_all_that_changes_without_compiling_again(name: str) -> None:
+    """Parameters, targets, statistics, learning rate, ε and clipping change under the graphs, which are called without
+    Dynamo's checks: what they give must be what eager functions give."""
+    plain, compiled = (COMPILED[name](compiled=flag) for flag in (False, True))
+    masks = plain.masked
+    for number in range(3):
+        for algorithm in (plain, compiled):
+            metrics = algorithm.update(batch(2, 32, algorithm.actions, masks=masks, seed=number), 64 * (number + 1))
+        assert ("train/loss" in metrics) == (number > 0 or name.startswith("ppo, "))
+        torch.testing.assert_close(compiled.flat.data, plain.flat.data, rtol=1e-4, atol=1e-5)
+        for envs in (2, 3):  # another number of environments is another graph
+            seen = batch(envs, 1, plain.actions, masks=masks, seed=9)
+            leaves = {key: value[:, 0] for key, value in plain.leaves(seen).items()}
+            noise = plain.sampler.draw(1, envs, 64, torch.Generator().manual_seed(number))
+            with torch.no_grad():
+                wanted, got = (part.sampler(leaves, tuple(row[0] for row in noise)) for part in (plain, compiled))
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    update, act = compiled._gradient, compiled.sampler._call
+    assert not update.failed
+    assert not act.failed
+    assert (len(update.graphs), len(act.graphs)) == (1, 2)
+    assert all(update.graphs.values())
+    assert all(act.graphs.values())
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
@@ -104,3 +171,14 @@ def test_an_update_on_cuda_agrees_with_the_cpu(algo: str) -> None:
         algorithm.update(batch(2, 32, algorithm.actions, seed=1).to(device), 128)
         flat.append(algorithm.flat.data.detach().cpu())
     torch.testing.assert_close(*flat, rtol=1e-3, atol=1e-5)
+
+
+def test_compiled_code_is_kept_under_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where importing inductor has set its own place under /tmp before; a user's own choice stands."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    Compiler(True, 0, print)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "rltool" / "inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    Compiler(True, 0, print)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"

@@ -481,17 +481,3 @@ def test_memmap_storage_gives_the_same_minibatches(tmp_path: object) -> None:
         algorithm.buffer.extend(batch(2, 50, algorithm.actions))
     (one,), (two,) = memory.buffer.draw(2, 16), memmap.buffer.draw(2, 16)
     assert torch.equal(one["observation"], two["observation"])
-
-
-@pytest.mark.long
-def test_compiled_gradient_equals_eager() -> None:
-    eager, compiled = dqn("algo.double=true"), dqn("algo.double=true", compiled=True)
-    now, after = minibatch()
-    for _ in range(2):
-        for got, expected in zip(compiled._gradient(now, after), eager.gradient(now, after), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
-    graph = compiled._gradient
-    assert graph._call is not graph._eager, "the update did not compile"
-    compiled.optimizer.set_lr(10, 20)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled._gradient(now, after)

@@ -388,22 +388,3 @@ def test_statistics_move_after_the_update_only() -> None:
     torch.testing.assert_close(data["observation"], before.flatten(0, 1))
     algorithm.update(later, 40)
     assert float(normalizer.count) == 40
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["box", "shared, masked, several choices"])
-def test_compiled_gradient_equals_eager(kind: str) -> None:
-    words, actions, leaves = ["algo.entropy_coeff=0.01"], BOX, None
-    if kind != "box":
-        words, actions, leaves = [*words, "network.shared=true"], SEVERAL, masked_leaves(SEVERAL)
-    eager, compiled = (ppo(actions, *words, leaves=leaves, compiled=flag) for flag in (False, True))
-    data = minibatch(eager, actions)
-    for _ in range(2):
-        for got, expected in zip(compiled._gradient(data), eager.gradient(data), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
-    graph = compiled._gradient
-    assert graph._call is not graph._eager, "the update did not compile"
-    compiled.loss.clip_epsilon.fill_(0.1)
-    compiled.optimizer.set_lr(10, 20)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled._gradient(data)

@@ -151,15 +151,6 @@ def test_noise_comes_from_a_generator_of_the_run() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.long
-def test_compiled_gradient_equals_eager() -> None:
-    now, after = minibatch()
-    plain, _, error = sac().gradient(now, after)
-    compiled, _, compiled_error = sac(compiled=True)._gradient(now, after)
-    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(compiled_error, error, rtol=1e-4, atol=1e-5)
-
-
 UNBOUNDED = ActionSpec("box", (2,), "float32", low=(-1.0, -math.inf), high=(1.0, 2.0))
 
 

@@ -104,8 +104,8 @@ class RandomState:
 class Algorithm(ABC):
     """One page of mathematics with its networks, buffer and optimiser.
 
-    The loop reads ``policy``, ``explorer``, ``frames_per_batch``, ``actions``, calls ``update`` once a batch and keeps
-    ``components()``. An algorithm file adds the rest.
+    The loop reads ``policy``, ``explorer``, ``frames_per_batch``, ``actions``, calls ``update`` once a batch, ``inspect``
+    once a point, and keeps ``components()``. An algorithm file adds the rest.
 
     Attributes:
         actions: the action space in the units its policy works in.
@@ -187,6 +187,10 @@ class Algorithm(ABC):
             metrics = self.learn(batch, frames)
         self.preprocessor.update(self.leaves(batch))
         return metrics
+
+    def inspect(self) -> Metrics:
+        """What is looked at only where a point is written, since it costs time: of the last update (nothing before)."""
+        return {}
 
     def leaves(self, batch: TensorDict, *, following: bool = False) -> TensorLeaves:
         """The observation leaves of a batch, or of what followed."""

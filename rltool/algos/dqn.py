@@ -70,6 +70,7 @@ class DQN(ReplayedAlgorithm):
         self._optimize({"policy": self.net}, run)
         self.policy = GreedyPolicy(self.preprocessor, lambda features: self.values(features).argmax(-1))
         self._explorer = EpsilonGreedy(self, config, run)
+        self._seen: TensorLeaves = {}
 
     @property
     def sampler(self) -> Explorer:
@@ -77,14 +78,19 @@ class DQN(ReplayedAlgorithm):
         return self._explorer
 
     def learn(self, batch: TensorDict, frames: int) -> Metrics:
-        """As every replayed algorithm; also reports ε, and Q of the batch."""
-        metrics = super().learn(batch, frames)
-        metrics["policy/epsilon"] = torch.tensor(self._config.epsilon.at(frames, self._budget))
-        if "train/loss" in metrics:
-            seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self.leaves(batch).items()})
-            with torch.no_grad():
-                values = self.net(*(seen[key] for key in self.preprocessor.keys))
-            metrics["critic/q_values"], metrics["critic/q_value_mean"] = values, values.max(-1).values.mean()
+        """As every replayed algorithm; also reports ε."""
+        self._seen = self.leaves(batch)
+        epsilon = torch.tensor(self._config.epsilon.at(frames, self._budget))
+        return {**super().learn(batch, frames), "policy/epsilon": epsilon}
+
+    @torch.no_grad()
+    def inspect(self) -> Metrics:
+        """As every replayed algorithm; also Q in the states of the last batch."""
+        metrics = super().inspect()
+        if metrics:
+            seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self._seen.items()})
+            values = self.net(*(seen[key] for key in self.preprocessor.keys))
+            metrics |= {"critic/q_values": values, "critic/q_value_mean": values.max(-1).values.mean()}
         return metrics
 
     def before_steps(self, before: int, frames: int) -> None:

@@ -145,7 +145,11 @@ class PPO(Algorithm):
         metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
         metrics["train/learning_rate"] = torch.tensor(learning_rate)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
-        return metrics | self.optimizer.histograms(gradient)
+        return metrics
+
+    def inspect(self) -> Metrics:
+        """Parameters and the last gradient, layer by layer."""
+        return self.optimizer.histograms()
 
     @torch.no_grad()
     def prepare(self, batch: TensorDict) -> tuple[dict[str, Tensor], Metrics]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, cast
 
 import torch
@@ -82,8 +82,7 @@ class ReplayedAlgorithm(Algorithm):
             frames: frames of the run, this batch included.
 
         Returns:
-            The means of the steps' rows, the |δ| and the gradients of the last one, the new parameters; without steps
-            only what was done.
+            The means of the steps' rows, the |δ| of the last one; without steps only what was done.
         """
         config = self._replayed
         before = frames - batch.numel()
@@ -97,13 +96,9 @@ class ReplayedAlgorithm(Algorithm):
 
         count, rows = config.updates_by(frames) - config.updates_by(before), list[Tensor]()
         for drawn in self.buffer.draw(count, config.minibatch_size):
-            now, following = self.columns(drawn)
             td_errors: list[Tensor] = []
-            for step in range(drawn.batch_size[0]):
-                gradient, row, td_error = self._gradient(
-                    {name: column[step] for name, column in now.items()},
-                    {name: column[step] for name, column in following.items()},
-                )
+            for now, following in zip(*(_rows(columns) for columns in self.columns(drawn)), strict=True):
+                gradient, row, td_error = self._gradient(now, following)
                 self.optimizer.step(gradient)
                 self.after_step()
                 rows.append(row)
@@ -115,8 +110,11 @@ class ReplayedAlgorithm(Algorithm):
             metrics |= dict(zip(self.step_metrics, torch.stack(rows).mean(0), strict=True))
             metrics["train/learning_rate"] = torch.tensor(learning_rate)
             metrics["critic/td_errors"] = td_errors[-1]
-            metrics |= self.optimizer.histograms(gradient)
         return metrics
+
+    def inspect(self) -> Metrics:
+        """Parameters and the last gradient, layer by layer."""
+        return self.optimizer.histograms()
 
     def columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
         """Transitions ``[steps, size]`` as :meth:`gradient` takes them, for all steps at once.
@@ -153,3 +151,9 @@ class ReplayedAlgorithm(Algorithm):
             "rng.buffer": RandomState(self._draws),
             "buffer": self.buffer,
         }
+
+
+def _rows(columns: Columns) -> Iterator[Columns]:
+    """Columns ``[steps, size, …]`` step by step (all views at once: one by one they cost more than a small network)."""
+    for row in zip(*(column.unbind(0) for column in columns.values()), strict=True):
+        yield dict(zip(columns, row, strict=True))
