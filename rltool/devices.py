@@ -46,3 +46,5 @@ def quieten_libraries() -> None:
     os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # torchrl reads it as it is imported, which comes later
     logging.getLogger("torchrl").setLevel(os.environ["RL_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", message=".*inline_inbuilt_nn_modules.*", category=FutureWarning)
+    # Our targets follow without its updaters.
+    warnings.filterwarnings("ignore", message="No target network updater", category=UserWarning)

@@ -217,7 +217,7 @@ def test_soft_update_moves_by_tau() -> None:
     with torch.no_grad():
         online.fill_(1.0)
         target.fill_(0.0)
-    algorithm._updater.step()
+    algorithm.after_step()
     torch.testing.assert_close(target, torch.full_like(target, 0.05))
 
 

@@ -136,7 +136,7 @@ def test_targets_follow_by_tau() -> None:
     before = {name: tensor.clone() for name, tensor in algorithm.target.state_dict().items()}
     with torch.no_grad():
         algorithm.flat.data.add_(1.0)
-    algorithm._updater.step()
+    algorithm.after_step()
     for name, tensor in algorithm.target.state_dict().items():
         torch.testing.assert_close(tensor, before[name] + 0.05)
 

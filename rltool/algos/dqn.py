@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.modules import QValueActor
-from torchrl.objectives import DQNLoss, HardUpdate, ValueEstimators
+from torchrl.objectives import DQNLoss, ValueEstimators
 
 from rltool.algos.base import Component, GreedyPolicy, Runtime
 from rltool.algos.replaying import Columns, ReplayedAlgorithm
@@ -16,7 +16,7 @@ from rltool.errors import ConfigError, Problem
 from rltool.metrics import Metrics, due
 from rltool.nets import Features, network
 from rltool.schema import DQNConfig
-from rltool.targets import TargetNetwork, soft_update
+from rltool.targets import TargetNetwork, note_large
 
 
 class DQN(ReplayedAlgorithm):
@@ -60,13 +60,9 @@ class DQN(ReplayedAlgorithm):
         ).to(run.device)
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
         self.loss.in_keys  # noqa: B018 - filled in at first use, which would make a compiled graph compile again
-        # TorchRL's hard update counts its own calls; with an interval of 0 it copies at each, and we count frames.
-        self._updater = (
-            HardUpdate(self.loss, value_network_update_interval=0)
-            if config.tau is None
-            else soft_update(self.loss, config.tau, run.note)
-        )
         self.target = TargetNetwork(self.net, self.loss.value_network_params, self.loss.target_value_network_params)
+        if config.tau is not None:
+            note_large(config.tau, run.note)
         self._optimize({"policy": self.net}, run)
         self.policy = GreedyPolicy(self.preprocessor, lambda features: self.values(features).argmax(-1))
         self._explorer = EpsilonGreedy(self, config, run)
@@ -96,12 +92,12 @@ class DQN(ReplayedAlgorithm):
     def before_steps(self, before: int, frames: int) -> None:
         """The target copies the network where the frame counter crossed a multiple of ``target_interval``."""
         if self._config.target_interval is not None and due(before, frames, self._config.target_interval):
-            self._updater.step()
+            self.target.copy()
 
     def after_step(self) -> None:
         """The target follows softly where it is asked to: target ← (1-τ)·target + τ·network."""
         if self._config.tau is not None:
-            self._updater.step()
+            self.target.follow(self._config.tau)
 
     def values(self, features: Features) -> Tensor:
         """Q of each action ``[N, n]``; of an invalid one the lowest number there is."""

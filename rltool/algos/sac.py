@@ -20,7 +20,7 @@ from rltool.errors import ConfigError, Problem
 from rltool.metrics import Metric, explain
 from rltool.nets import Features, Network, Preprocessor, network
 from rltool.schema import SACConfig
-from rltool.targets import TargetNetwork, soft_update
+from rltool.targets import TargetNetwork, note_large
 
 CRITICS = 2
 # log σ is cut to this range, as in the authors' code.
@@ -99,7 +99,7 @@ class SAC(ReplayedAlgorithm):
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
         # Filled in at first use, which would make a compiled graph compile again.
         self.loss.in_keys, self.loss.target_entropy  # noqa: B018
-        self._updater = soft_update(self.loss, config.tau, run.note)
+        note_large(config.tau, run.note)
         # Each tensor holds both critics', one behind the other.
         self.critic = TensorDictParams(self.loss.qvalue_network_params.get("module"), no_convert=True)
         self.target = TargetNetwork(
@@ -117,7 +117,7 @@ class SAC(ReplayedAlgorithm):
 
     def after_step(self) -> None:
         """The targets follow: target ← (1-τ)·target + τ·critic."""
-        self._updater.step()
+        self.target.follow(self._config.tau)
 
     def gradient(self, now: Columns, following: Columns) -> tuple[Tensor, Tensor, Tensor]:
         r"""The clipped gradient of the three losses on a minibatch, flat; the row of :attr:`step_metrics`; |δ| ``[size]``
