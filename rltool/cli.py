@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,7 @@ COMMANDS = {
     "list": "the environments, algorithms and other options there are",
     "config": "the resolved configuration, and where each value came from",
     "env": "look at an environment: spaces, a random rollout, what is wrong with it",
+    "tune-speed": "try environments, backends, threads and compilation, and print the fastest",
     "init": "a small project to start from: an environment and a network of your own",
 }
 # The options of each command; shell completion offers them.
@@ -38,6 +40,7 @@ OPTIONS = {
     "list": ("--help", "--config-dir"),
     "config": ("--help", "--config-dir", "--json", "--yaml"),
     "env": ("--help", "--config-dir"),
+    "tune-speed": ("--help", "--config-dir", "--seconds"),
     "init": ("--help",),
 }
 _INTERRUPTED = 130
@@ -55,6 +58,7 @@ class Options:
         search_path: more of them, from ``hydra.searchpath``.
         passed_on: options that only Hydra answers (``--cfg job``, ``--info``).
         flags: options of the command's own.
+        seconds: how long ``tune-speed`` tries each setting.
         debug: show whole tracebacks.
     """
 
@@ -63,6 +67,7 @@ class Options:
     config_dir: Path | None = None
     passed_on: tuple[str, ...] = ()
     flags: frozenset[str] = frozenset()
+    seconds: float = 0.0
     debug: bool = False
     search_path: tuple[Path, ...] = field(default=())
 
@@ -178,7 +183,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(page(first, options))
         return 0
-    module = import_module(f"rltool.commands.{first}")
+    module = import_module(f"rltool.commands.{first.replace('-', '_')}")
     code: int = module.main(options)
     return code
 
@@ -230,6 +235,8 @@ def parse(command: str, words: Sequence[str]) -> Options:
     if command == "config":
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--yaml", action="store_true")
+    if command == "tune-speed":
+        parser.add_argument("--seconds", type=_seconds, default=2.0)
     known, unknown = parser.parse_known_intermixed_args(list(words))
     if unknown:
         raise ConfigError([_unknown_option(parser, word) for word in unknown])
@@ -249,9 +256,17 @@ def parse(command: str, words: Sequence[str]) -> Options:
         config_dir=Path(os.path.abspath(config_dir)) if config_dir is not None else None,
         passed_on=tuple(passed),
         flags=frozenset(name for name in ("help", "json", "yaml") if given.get(name)),
+        seconds=given.get("seconds", 0.0),
         debug=reporting.wants_traceback(overrides),
         search_path=search_path,
     )
+
+
+def _seconds(word: str) -> float:
+    with suppress(ValueError):
+        if 0 < (value := float(word)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"expected seconds, such as 2 or 0.5, found {word!r}")
 
 
 def _unknown_option(parser: argparse.ArgumentParser, word: str) -> Problem:

@@ -16,7 +16,7 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 
 # The primary config whose keys a command takes; the others take words of their own.
-_PRIMARY = {"train": "train", "config": "train", "eval": "eval", "env": "env"}
+_PRIMARY = {"train": "train", "config": "train", "eval": "eval", "env": "env", "tune-speed": "train"}
 _USAGE = "Give install=bash, uninstall=bash (zsh reads the same script through bashcompinit) or install=fish"
 
 

@@ -45,6 +45,10 @@ _EXAMPLES = {
         ("rltool env env=gym env.id=my_module:MyEnv-v0", "before you train on it"),
         ("rltool env env=gym env.id=my_module:MyEnv-v0 check=full", "Gymnasium's own check too"),
     ),
+    "tune-speed": (
+        ("rltool tune-speed algo=ppo env=inverted_double_pendulum", ""),
+        ("rltool tune-speed algo=dqn env=cartpole --seconds 5", "each setting for longer"),
+    ),
     "init": (("rltool init my_project", "then read my_project/README.md"),),
 }
 _USAGE = {
@@ -53,6 +57,7 @@ _USAGE = {
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
+    "tune-speed": "rltool tune-speed algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "init": "rltool init NAME",
 }
 _ABOUT = {
@@ -65,6 +70,9 @@ _ABOUT = {
     "Trains nothing.",
     "env": "Makes an environment and looks at it: observation and action spaces, a sample of each, TorchRL's check of its "
     "specs, a short random rollout, and what is wrong if anything is.",
+    "tune-speed": "Tries numbers of environments and ways to run them, then the whole training loop with one and several "
+    "torch threads, with and without compilation, for a few seconds each, and prints the fastest as overrides. Nothing is "
+    "written; use it on a machine that does nothing else meanwhile.",
     "init": "Writes a small project that works as it stands into a new directory NAME: an environment and a network of your "
     "own in a Python package NAME, config files, tests, and a README whose commands can be typed as they are.",
 }
@@ -76,6 +84,7 @@ _OPTIONS = {
     "--hydra-help": ("--hydra-help", "what Hydra's own settings are (hydra.run.dir=…, hydra/launcher=…)"),
     "--json": ("--json", "as JSON: each key with its value and source"),
     "--yaml": ("--yaml", "as plain YAML, without sources"),
+    "--seconds": ("--seconds SECONDS", "how long each setting is tried; 2 unless given"),
     "--help": ("-h, --help", "this page; with algo=dqn, optim=sgd, … the keys of that choice"),
 }
 _SYNTAX = (
@@ -128,7 +137,7 @@ def page(command: str, options: Options) -> str:
         )
     files = options.files()
     choices = dict(word.lstrip("+").split("=", 1) for word in options.overrides if "=" in word)
-    if command in ("train", "config"):
+    if command in ("train", "config", "tune-speed"):
         lines += ["", *_train_keys(files, choices)]
     elif command == "eval":
         from rltool.schema import EvalRunConfig

@@ -23,14 +23,13 @@ from gymnasium.wrappers import TransformAction
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import check_env_specs
 
-from rltool.actions import ActionSpec
-from rltool.collect import RandomExplorer
 from rltool.contract import EnvContract
 from rltool.envs import remarks, single_env
 from rltool.errors import ConfigError, RltoolError
 from rltool.schema import EnvCheckConfig, GymEnvConfig, TorchRLEnvConfig
-from rltool.spaces import MASK, Array, Leaves
+from rltool.spaces import Array
 from rltool.torchrl_env import make_torchrl
+from rltool.trial import random_actions
 from rltool.vectorized import GymVectorEnv
 
 Env = gymnasium.Env[Any, Any]
@@ -316,15 +315,6 @@ def look_at_torchrl(config: EnvCheckConfig, node: TorchRLEnvConfig | GymEnvConfi
         env.close()
     if config.check == "full":
         findings.row("Gymnasium's check", "is for Gymnasium environments")
-
-
-def random_actions(actions: ActionSpec, leaves: Leaves, generator: torch.Generator) -> Array:
-    """Random valid actions ``[N, *shape]`` as the environments take them, for leaves ``[N, …]``."""
-    explorer = RandomExplorer(actions, masked=MASK in leaves)
-    count = len(next(iter(leaves.values())))
-    tensors = {key: torch.from_numpy(array.astype(bool)) for key, array in leaves.items() if key == MASK}
-    drawn = explorer(tensors, tuple(part[0] for part in explorer.draw(1, count, 0, generator)))
-    return actions.to_env(drawn.numpy())
 
 
 def _shown(value: object) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
@@ -89,14 +90,14 @@ class ThreadedVectorEnv:
 
     def __init__(self, factories: Sequence[Callable[[], EnvContract]], threads: int) -> None:
         parts = [part.tolist() for part in np.array_split(np.arange(len(factories)), min(threads, len(factories)))]
-        self._pools = [ThreadPoolExecutor(1) for _ in parts[1:]]
+        self._threads = [_Thread() for _ in parts[1:]]
         self._chunks: list[LocalVectorEnv] = []
         self._slices = [slice(part[0], part[-1] + 1) for part in parts]
         try:
             for place, part in enumerate(parts):
                 make = partial(LocalVectorEnv, [factories[index] for index in part])
                 # One after the other: what making them touches (imports, warnings) belongs to the whole process.
-                self._chunks.append(self._pools[place - 1].submit(make).result() if place else make())
+                self._chunks.append(self._threads[place - 1].call(make) if place else make())
         except BaseException:
             self.close()
             raise
@@ -131,22 +132,68 @@ class ThreadedVectorEnv:
 
     def _together(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
         """The results of calls, one a chunk, that run at the same time; all have ended when this returns or raises."""
-        futures = [pool.submit(call) for pool, call in zip(self._pools, calls[1:], strict=True)]
+        for thread, call in zip(self._threads, calls[1:], strict=True):
+            thread.begin(call)
         try:
             first = calls[0]()
         finally:
-            wait(futures)
-        return [first, *(future.result() for future in futures)]
+            answers = [thread.end() for thread in self._threads]
+        return [first, *(answer() for answer in answers)]
 
     def close(self) -> None:
         """Closes every environment, each in its thread, and ends the threads."""
         for place, chunk in enumerate(self._chunks):
             if place:
-                self._pools[place - 1].submit(chunk.close).result()
+                self._threads[place - 1].call(chunk.close)
             else:
                 chunk.close()
-        for pool in self._pools:
-            pool.shutdown()
+        for thread in self._threads:
+            thread.stop()
+
+
+class _Thread:
+    """A thread that makes one call at a time (Python's own pools take several times as long to hand one over)."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._answers: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        for call in iter(self._calls.get, None):
+            try:
+                answer = partial(_given, call())
+            except BaseException as error:  # raised where the answer is asked for
+                answer = partial(_raised, error)
+            self._answers.put(answer)
+            del call, answer  # nothing is kept alive while waiting
+
+    def begin(self, call: Callable[[], Any]) -> None:
+        """Has a call made."""
+        self._calls.put(call)
+
+    def end(self) -> Callable[[], Any]:
+        """Waits for the end of that call; gives what returns its result or raises its error."""
+        return self._answers.get()
+
+    def call(self, call: Callable[[], Result]) -> Result:
+        """The result of a call made in the thread."""
+        self.begin(call)
+        return cast("Result", self.end()())
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._calls.put(None)
+        self._thread.join()
+
+
+def _given(value: Result) -> Result:
+    return value
+
+
+def _raised(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _joined(parts: Sequence[Leaves]) -> Leaves:

@@ -35,11 +35,13 @@ class Clock:
         self._now = now
         self._last = self.started = now()
         self._spent: dict[str, float] = {}
+        self._whole: dict[str, float] = {}
 
     def lap(self, part: str) -> None:
         """Ends a lap and adds it to a part."""
         now = self._now()
-        self._spent[part] = self._spent.get(part, 0.0) + now - self._last
+        for spent in (self._spent, self._whole):
+            spent[part] = spent.get(part, 0.0) + now - self._last
         self._last = now
 
     def shares(self) -> dict[str, float]:
@@ -48,6 +50,12 @@ class Clock:
         shares = {f"time/{part}_share": spent / total for part, spent in self._spent.items()} if total > 0 else {}
         self._spent = {}
         return shares
+
+    def in_words(self) -> str:
+        """Share of each part in all laps so far, the largest first; those below half a percent are left out."""
+        total = sum(self._whole.values())
+        parts = sorted(self._whole.items(), key=lambda part: -part[1])
+        return ", ".join(f"{part} {spent / total:.0%}" for part, spent in parts if spent > 0.005 * total)
 
     @property
     def elapsed(self) -> float:
@@ -259,6 +267,8 @@ class Recorder:
                 f"{ended} after {frames:,} frames, {seconds:,.0f} s, {(frames - self._start) / max(seconds, 1e-9):,.0f} frames/s",
             )
         ]
+        if shares := self.clock.in_words():
+            rows.append(("time", shares))
         if self.report is not None:
             report = self.report
             spread = (

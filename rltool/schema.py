@@ -149,9 +149,9 @@ class GymEnvConfig(EnvConfig):
     """A Gymnasium environment by its id."""
 
     id: str = Field(description="Gymnasium id, `module:Id` imports the module first", min_length=1)
-    backend: Literal["sync", "threads", "async", "envpool", "vector"] = Field(
+    backend: Literal["sync", "threads", "async", "auto", "envpool", "vector"] = Field(
         description="sync: one after the other; threads: some at a time (simulators that let go of Python's lock); async: a "
-        "worker process each, for slow environments; envpool: EnvPool's own (extra); vector: the environment's own vector "
+        "worker process each, for slow environments; auto: the fastest of these, tried at start; envpool: EnvPool's own (extra); vector: the environment's own vector "
         "version"
     )
     wrappers: list[Annotated[WrapperConfig, BeforeValidator(_named)]] = Field(
@@ -171,7 +171,7 @@ class GymEnvConfig(EnvConfig):
     @field_validator("backend")
     @classmethod
     def _steps_transforms(cls, backend: str, others: ValidationInfo) -> str:
-        if others.data.get("transforms") and backend != "sync":
+        if others.data.get("transforms") and backend not in ("sync", "auto"):
             raise ValueError(
                 f"expected sync with env.transforms (TorchRL steps one environment after the other), found {backend}"
             )

@@ -70,21 +70,8 @@ def train(
         config = config.model_copy(update={"seed": seed, "env": env.resolved_config})
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
         compiler = Compiler(_compile_mode(config, origin), _planned_updates(config), console.note)
-        runtime = Runtime(
-            env=env.id,
-            leaves=env.leaves,
-            actions=env.actions,
-            num_envs=env.num_envs,
-            network=config.network if origin is None else config.network.for_loading(),
-            optim=config.optim,
-            buffer=config.buffer,
-            device=device,
-            budget=budget,
-            seed=seed,
-            compiler=compiler,
-            note=console.note,
-        )
-        algorithm = cast("Algorithm", config.algo.build(run=runtime))
+        loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
+        algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
         evaluator = None
         if config.eval.interval is not None:
             evaluator = stack.enter_context(
@@ -180,6 +167,34 @@ def train(
                 "optim.schedule=constant and optim.lr=…"
             )
         return _recorded(config, algorithm, collector, record, home, console)
+
+
+def built(
+    config: RunConfig,
+    env: GymVectorEnv,
+    device: torch.device,
+    *,
+    budget: int,
+    seed: int,
+    compiler: Compiler,
+    note: Callable[[str], None],
+) -> Algorithm:
+    """The algorithm of a configuration, for these environments; arguments as in :class:`rltool.algos.base.Runtime`."""
+    runtime = Runtime(
+        env=env.id,
+        leaves=env.leaves,
+        actions=env.actions,
+        num_envs=env.num_envs,
+        network=config.network,
+        optim=config.optim,
+        buffer=config.buffer,
+        device=device,
+        budget=budget,
+        seed=seed,
+        compiler=compiler,
+        note=note,
+    )
+    return cast("Algorithm", config.algo.build(run=runtime))
 
 
 def loop(

@@ -21,9 +21,16 @@ from rltool.contract import EnvContract
 from rltool.envs import make_env, remarks
 from rltool.local import LocalVectorEnv, ThreadedVectorEnv
 from rltool.schema import GymEnvConfig
-from rltool.seeding import Stream, seeds
+from rltool.seeding import Stream, seeds, untouched_world
 from rltool.spaces import Array, LeafSpec, Leaves
+from rltool.trial import steps_per_second
 from rltool.workers import WorkerVectorEnv
+
+Stepper = LocalVectorEnv | ThreadedVectorEnv | WorkerVectorEnv
+
+# env.backend=auto: how long each backend is tried, how much faster than sync another must be, and the seconds a step of
+# one environment from which on a process of its own can pay.
+_TRIAL_SECONDS, _WELL_AHEAD, _WORTH_A_PROCESS = 0.2, 1.1, 1e-4
 
 
 def usable_cores() -> int:
@@ -124,15 +131,42 @@ class GymVectorEnv(VectorEnvBase):
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         with closing(make_env(config, 0, tell=True)) as probe:
             super().__init__(config, probe, seed=seed, session=session)
+        backend = self._fastest() if config.backend == "auto" else config.backend
+        self.resolved_config = self.resolved_config.model_copy(update={"backend": backend})
+        self._env = self._stepper(backend)
+
+    def _stepper(self, backend: str) -> Stepper:
         config = self.resolved_config
+        if backend == "async":
+            return WorkerVectorEnv(config, self.leaves, self._seeds)
         factories = [partial(make_env, config, index) for index in range(config.num_envs)]
-        self._env: LocalVectorEnv | ThreadedVectorEnv | WorkerVectorEnv
-        if config.backend == "async":
-            self._env = WorkerVectorEnv(config, self.leaves, self._seeds)
-        elif config.backend == "threads":
-            self._env = ThreadedVectorEnv(factories, usable_cores())
-        else:
-            self._env = LocalVectorEnv(factories)
+        if backend == "threads":
+            return ThreadedVectorEnv(factories, usable_cores())
+        return LocalVectorEnv(factories)
+
+    def _fastest(self) -> str:
+        """Tries the backends, says what came out, and gives the one to use: another than ``sync`` only where it is well
+        ahead, since it takes a core from whatever else runs."""
+        chosen, reason = "sync", "there is one environment"
+        if self.num_envs > 1:
+            reason = "there is one core to use"
+        if self.num_envs > 1 and usable_cores() > 1:
+            with untouched_world():
+                speeds = {"sync": self._tried("sync")}
+                speeds["threads"] = self._tried("threads")
+                # Handing a step to a process and back costs more than a fast environment's.
+                if speeds["sync"] < 1 / _WORTH_A_PROCESS:
+                    speeds["async"] = self._tried("async")
+            best = max(speeds, key=speeds.__getitem__)
+            if speeds[best] > _WELL_AHEAD * speeds["sync"]:
+                chosen = best
+            reason = ", ".join(f"{name} {speed:,.0f}" for name, speed in speeds.items()) + " steps/s"
+        self.remarks = [*self.remarks, ("backend", f"{chosen} (auto: {reason})")]
+        return chosen
+
+    def _tried(self, backend: str) -> float:
+        with closing(self._stepper(backend)) as env:
+            return steps_per_second(self.actions, partial(env.reset, self._seeds), env.step, _TRIAL_SECONDS)
 
     @staticmethod
     def single(config: GymEnvConfig, index: int, render_mode: str | None = None) -> EnvContract:
