@@ -123,6 +123,8 @@ class ActionSpec:
             ``[N, *shape]`` in the environment's dtype and inside its space: bounded dimensions are squashed into
             [-1, 1] and mapped to [low, high]; the others are only cut at the bound they have.
         """
+        if self.kind == "discrete" and self.start == (0,) and action.dtype == self.dtype:
+            return action
         if not self.continuous:
             start = self.start[0] if self.kind == "discrete" else np.asarray(self.start)
             return (action + start).reshape(len(action), *self.shape).astype(self.dtype, copy=False)

@@ -186,7 +186,8 @@ class Collector:
         with torch.no_grad():
             for t in range(steps):
                 leaves = {key: row[t] if on_host else row[t].to(device) for key, row in rows.items()}
-                chosen[t] = explorer(leaves, tuple(draw[t] for draw in draws)).cpu().numpy()
+                action = explorer(leaves, tuple(draw[t] for draw in draws))
+                chosen[t] = action.numpy() if on_host else action.cpu().numpy()
                 step = env.step(actions.to_env(chosen[t]))
                 reward[t], terminated[t], truncated[t] = step.reward, step.terminated, step.truncated
                 for key, array in step.observation.items():

@@ -244,7 +244,8 @@ def _keys(schema: type[Schema], node: Mapping[str, object], prefix: str, skip: I
             text = " ".join(f"{prefix}{name}.{key}={_shown(item)}" for key, item in value.items())
         else:
             text = f"{prefix}{name}={_shown(value)}"
-        bounds = Shape.of(field).range.replace(" ", "\N{NO-BREAK SPACE}")
+        # Kept together, but for a list of choices, which may be longer than a line.
+        bounds = Shape.of(field).range.replace(" | ", " |\n").replace(" ", "\N{NO-BREAK SPACE}").replace("\n", " ")
         lines += _key(text, f"{field.description} [{bounds}]" if bounds else field.description or "")
     return lines
 

@@ -759,7 +759,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rltool ", "train eval list config env init"),
+        ("rltool ", "train eval list config env tune-speed init"),
         ("rltool tr", "train"),
         ("rltool train algo=", "algo=dqn algo=ppo algo=sac"),
         ("rltool train -m seed=1,2 env=cart", "env=cartpole"),
