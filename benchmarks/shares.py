@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import rltool
@@ -76,6 +78,10 @@ class Account:
     def total(self) -> float:
         """Seconds since :meth:`clear`."""
         return time.perf_counter() - self._begin
+
+    def with_rest(self, total: float) -> dict[str, float]:
+        """Seconds by part, and what no part accounts for."""
+        return {**self.spent, "rest": total - sum(self.spent.values())}
 
     @contextmanager
     def _part(self, part: str) -> Iterator[None]:
@@ -173,10 +179,9 @@ def watch(account: Account, skip: float) -> list[int]:
     return seen
 
 
-def table(account: Account, frames: int) -> str:
+def table(account: Account, frames: int, total: float) -> str:
     """Parts, microseconds a frame, shares and calls, as Markdown."""
-    total = account.total
-    spent = dict(account.spent) | {"rest": total - sum(account.spent.values())}
+    spent = account.with_rest(total)
     lines = ["| part | µs a frame | share | calls | µs a call |", "|---|---|---|---|---|"]
     for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         calls = account.calls.get(part, 0)
@@ -191,14 +196,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", help="what would follow `rltool train`")
     parser.add_argument("--skip", type=float, default=0.25, help="share of the budget that is not looked at")
+    parser.add_argument("--json", type=Path, help="write the microseconds a frame of each part here, too")
     arguments = parser.parse_args()
     account = Account()
     instrument(account)
     seen = watch(account, arguments.skip)
     with tempfile.TemporaryDirectory() as directory:
         rltool.train(*arguments.words, "quiet=true", f"hydra.run.dir={directory}/run")
-    frames = seen[1] - seen[0]
-    print(f"{frames:,} frames, {frames / account.total:,.0f} a second\n\n{table(account, frames)}")
+    frames, total = seen[1] - seen[0], account.total
+    print(f"{frames:,} frames, {frames / total:,.0f} a second\n\n{table(account, frames, total)}")
+    if arguments.json:
+        costs = {part: seconds / frames * 1e6 for part, seconds in account.with_rest(total).items()}
+        arguments.json.write_text(json.dumps(costs))
 
 
 if __name__ == "__main__":

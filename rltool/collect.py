@@ -166,8 +166,15 @@ class Collector:
         env, device, actions = self._env, self._device, self._behaviour.actions
         num_envs, explorer = env.num_envs, self._behaviour.explorer
         steps = -(-self._behaviour.frames_per_batch // num_envs)
-        observed = {spec.key: np.empty((steps + 1, num_envs, *spec.shape), spec.dtype) for spec in env.leaves}
-        views = {key: torch.from_numpy(array) for key, array in observed.items()}
+        on_host = device.type == "cpu"
+        # Pinned where there is a GPU, which then fetches its inputs without a copy in between.
+        views = {
+            spec.key: torch.empty(
+                (steps + 1, num_envs, *spec.shape), dtype=getattr(torch, spec.dtype), pin_memory=not on_host
+            )
+            for spec in env.leaves
+        }
+        observed = {key: view.numpy() for key, view in views.items()}
         taken = actions.empty(steps, num_envs)
         chosen = taken.numpy()
         reward = np.empty((steps, num_envs), np.float32)
@@ -179,13 +186,12 @@ class Collector:
             self._current = env.reset()
         for key, array in self._current.items():
             observed[key][0] = array
-        on_host = device.type == "cpu"
         # All rows at once: taking them one by one costs as much as a small policy.
         rows = {key: view.unbind(0) for key, view in views.items()}
         draws = [part.to(device).unbind(0) for part in noise]
         with torch.no_grad():
             for t in range(steps):
-                leaves = {key: row[t] if on_host else row[t].to(device) for key, row in rows.items()}
+                leaves = {key: row[t] if on_host else row[t].to(device, non_blocking=True) for key, row in rows.items()}
                 action = explorer(leaves, tuple(draw[t] for draw in draws))
                 chosen[t] = action.numpy() if on_host else action.cpu().numpy()
                 step = env.step(actions.to_env(chosen[t]))

@@ -121,8 +121,10 @@ class _Compiled(Generic[Args, Result]):
         """Inductor, as Dynamo calls it; what it makes remembers how it was last called."""
         from torch._inductor.compile_fx import compile_fx  # takes a second, and runs that do not compile do without
 
+        # Calling the kernels from C++ saves a sixth of a small network's step on a CPU.
+        on_host = not any(isinstance(value, Tensor) and value.is_cuda for value in examples)
         compiled = cast(
-            "Callable[..., Sequence[Any]]", compile_fx(graph, examples, config_patches={"cpp_wrapper": True})
+            "Callable[..., Sequence[Any]]", compile_fx(graph, examples, config_patches={"cpp_wrapper": on_host})
         )
         # It comes wrapped, so that Dynamo would not trace it: nothing of ours does.
         inner: Callable[..., Sequence[Any]] = getattr(compiled, "_torchdynamo_orig_callable", compiled)
@@ -154,7 +156,10 @@ class _Graph:
         outputs: Sequence[int],
         single: bool,
     ) -> None:
-        self._call, self._inputs, self._places = call, list(inputs), places
+        arguments = {place for place, _ in places}
+        # None where an argument goes, so that no minibatch is kept alive.
+        self._inputs = [None if place in arguments else value for place, value in enumerate(inputs)]
+        self._call, self._places = call, places
         self._outputs, self._single = outputs, single
 
     @classmethod
@@ -176,9 +181,10 @@ class _Graph:
         return cls(call, inputs, places, [given[id(part)] for part in parts], not isinstance(result, tuple))
 
     def __call__(self, tensors: Sequence[Tensor]) -> object:
+        inputs = self._inputs.copy()
         for place, index in self._places:
-            self._inputs[place] = tensors[index]
-        outputs = self._call(*self._inputs)
+            inputs[place] = tensors[index]
+        outputs = self._call(*inputs)
         return outputs[self._outputs[0]] if self._single else tuple([outputs[index] for index in self._outputs])
 
 

@@ -31,10 +31,10 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def describe_device(device: torch.device, asked: str) -> str:
-    """The device in words, and that ``auto`` chose it."""
+def describe_device(device: torch.device, asked: str, reason: str = "") -> str:
+    """The device in words, and that ``auto`` chose it, and why."""
     name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-    return f"{name}, chosen by device=auto" if asked == "auto" else name
+    return f"{name}, chosen by device=auto{f': {reason}' if reason else ''}" if asked == "auto" else name
 
 
 def quieten_libraries() -> None:

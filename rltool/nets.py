@@ -182,10 +182,20 @@ class Network(nn.Module):
         head: ``[N, width]`` to ``[N, outputs]``; None gives the body's features out.
         width: numbers that the body gives.
         scales: what each input is divided by; None for those that come as they are.
+        bfloat16: multiply in that precision (torch's autocast); what comes out is float32 again.
     """
 
-    def __init__(self, body: nn.Module, head: nn.Module | None, width: int, scales: Sequence[float | None]) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        head: nn.Module | None,
+        width: int,
+        scales: Sequence[float | None],
+        *,
+        bfloat16: bool = False,
+    ) -> None:
         super().__init__()
+        self._bfloat16 = bfloat16
         self.body, self.width = body, width
         self.head = head if head is not None else nn.Identity()
         self._scales = tuple(scales)
@@ -204,7 +214,11 @@ class Network(nn.Module):
             value if scale is None else value.float() * (1.0 / scale)
             for value, scale in zip(inputs, self._scales, strict=True)
         ]
-        return cast("Tensor", self.head(self.body(*scaled)))
+        if not self._bfloat16:
+            return cast("Tensor", self.head(self.body(*scaled)))
+        with torch.autocast(scaled[0].device.type, torch.bfloat16):
+            output: Tensor = self.head(self.body(*scaled))
+        return output.float()
 
 
 class Body(nn.Module):
@@ -519,7 +533,8 @@ def network(
             _initialise(part, config.init, HIDDEN_GAIN, generator)
     if top is not None:
         _initialise(top, config.init, head_gain, generator)
-    return Network(body, top, width, [preprocessor.scales.get(name) for name in shapes])
+    scales = [preprocessor.scales.get(name) for name in shapes]
+    return Network(body, top, width, scales, bfloat16=config.precision == "bfloat16")
 
 
 def head(

@@ -448,6 +448,9 @@ class NetworkConfig(Schema):
         description="first weights: orthogonal (gain √2, small policy head), xavier (uniform), default (torch's own)"
     )
     shared: bool = Field(description="one body for actor and critic (PPO); false: one each")
+    precision: Literal["float32", "bfloat16"] = Field(
+        description="of its products; bfloat16 is for large networks on a GPU: weights, losses and outputs stay float32"
+    )
 
     def for_loading(self) -> NetworkConfig:
         """The same network where all of its weights come from a checkpoint: it fetches none."""

@@ -23,10 +23,10 @@ from rltool.devices import describe_device, quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, Problem
 from rltool.evaluation import Evaluator
 from rltool.metrics import due
-from rltool.nets import parameter_count
+from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder, program, shown
 from rltool.runs import RunDirectory, git_commit, versions
-from rltool.seeding import Stream, draw_seed, generator, seed_world
+from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
 
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from rltool.logs import Logger
     from rltool.schema import RunConfig
     from rltool.vectorized import GymVectorEnv
+
+
+# Parameters times minibatch from which device=auto takes a GPU. A step there lasts about as long as its hundred kernels
+# take to start, half a millisecond at best, in which a CPU core makes that many multiplications. (Not measured on a GPU.)
+GPU_WORK = 2e7
 
 
 def train(
@@ -68,6 +73,9 @@ def train(
         sessions = 1 if origin is None else origin.state.sessions + 1
         env = stack.enter_context(closing(cast("GymVectorEnv", config.env.build(seed=seed, session=sessions - 1))))
         config = config.model_copy(update={"seed": seed, "env": env.resolved_config})
+        reason = "" if config.device != "auto" or device.type == "cpu" else too_small_for_a_gpu(config, env)
+        if reason:
+            device = torch.device("cpu")
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
         compiler = Compiler(_compile_mode(config, origin), _planned_updates(config), console.note)
         loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
@@ -145,7 +153,7 @@ def train(
                 *env.remarks,
                 ("algorithm", f"{config.algo.kind}, {_budget_in_words(config, algorithm, frames)}"),
                 ("network", f"{config.network.kind}, {parts:,} parameters"),
-                ("device", f"{describe_device(device, config.device)}; threads {config.threads}"),
+                ("device", f"{describe_device(device, config.device, reason)}; threads {config.threads}"),
                 ("compile", f"{'yes' if compiler.enabled else 'no'} ({compiler.reason})"),
                 ("seed", str(seed)),
                 ("tuned", tuned or ("none" if origin is None else "as in the checkpoint")),
@@ -195,6 +203,18 @@ def built(
         note=note,
     )
     return cast("Algorithm", config.algo.build(run=runtime))
+
+
+def too_small_for_a_gpu(config: RunConfig, env: GymVectorEnv) -> str:
+    """Why a gradient step is faster on the CPU, in words; nothing where it is not: with images, or large networks."""
+    if any(leaf.kind == "image" for leaf in env.leaves):
+        return ""
+    inputs, size = Preprocessor(env.leaves, normalize=False), getattr(config.algo, "minibatch_size", 1)
+    with untouched_world():
+        weights = parameter_count(network(config.network.for_loading(), inputs, env.actions.size, torch.Generator()))
+    if weights * size >= GPU_WORK:
+        return ""
+    return f"networks of {weights:,} parameters in minibatches of {size} are faster there"
 
 
 def loop(

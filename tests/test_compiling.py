@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import BOX, batch, dqn, masked_leaves, ppo, sac
+from builders import BOX, batch, dqn, masked_leaves, ppo, run_config, sac
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from rltool import compiling
@@ -18,6 +20,8 @@ from rltool.algos.base import Algorithm
 from rltool.compiling import WORTHWHILE_UPDATES, Compiler
 from rltool.devices import describe_device, resolve_device
 from rltool.errors import ConfigError
+from rltool.spaces import LeafSpec
+from rltool.training import too_small_for_a_gpu
 
 SEVERAL = ActionSpec("multi_discrete", (2,), "int64", (2, 3), (0, 0))
 
@@ -89,6 +93,29 @@ def test_a_cuda_device_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="this machine has 2 CUDA devices"):
         resolve_device("cuda:9")
     assert resolve_device("cuda:1") == torch.device("cuda:1")
+
+
+IMAGE = LeafSpec(("observation",), "image", (3, 84, 84), "uint8", scale=255.0, height=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "leaves", "reason"),
+    [
+        ((), masked_leaves(BOX)[:1], r"networks of [\d,]+ parameters in minibatches of 64 are faster there"),
+        (("network.hidden=[2048, 2048]", "algo.minibatch_size=512"), masked_leaves(BOX)[:1], ""),
+        ((), (IMAGE,), ""),
+    ],
+    ids=["small", "large", "images"],
+)
+def test_auto_leaves_a_gpu_alone_where_the_networks_are_small(
+    words: tuple[str, ...], leaves: tuple[LeafSpec, ...], reason: str
+) -> None:
+    state = torch.get_rng_state()
+    config = run_config("algo=ppo", "algo.minibatch_size=64", *words)
+    found = too_small_for_a_gpu(config, SimpleNamespace(leaves=leaves, actions=BOX))  # type: ignore[arg-type]
+    assert re.fullmatch(reason, found)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert describe_device(torch.device("cpu"), "auto", "small").endswith("chosen by device=auto: small")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:first", "mps"])

@@ -456,7 +456,10 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigFi
     (tmp_path / "broken_plugin.py").write_text("\nraise RuntimeError('no luck')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "_schemas", {group: registry.kinds(group) for group in registry._schemas})
-    yield user_files(tmp_path / "conf", network__wide="# Wide\nkind: wide\nwidth: 5\ninit: default\nshared: false\n")
+    yield user_files(
+        tmp_path / "conf",
+        network__wide="# Wide\nkind: wide\nwidth: 5\ninit: default\nshared: false\nprecision: float32\n",
+    )
     sys.modules.pop("wide_plugin", None)
 
 

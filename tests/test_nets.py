@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from builders import batch, dqn, ppo
+from builders import BOX, batch, dqn, ppo
 from gymnasium import spaces
 from probes import OBSERVATIONS, run_config
 from torch import Tensor, nn
@@ -34,7 +34,15 @@ from rltool.schema import MLPConfig, NetworkConfig
 from rltool.spaces import Key, LeafSpec, leaf_specs, mask_spec
 
 OBS = ("observation",)
-CONFIG = MLPConfig(kind="mlp", hidden=[16, 8], activation="tanh", layer_norm=False, init="orthogonal", shared=False)
+CONFIG = MLPConfig(
+    kind="mlp",
+    hidden=[16, 8],
+    activation="tanh",
+    layer_norm=False,
+    init="orthogonal",
+    shared=False,
+    precision="float32",
+)
 
 
 def chunks(*sizes: int) -> list[Tensor]:
@@ -787,3 +795,15 @@ def test_a_backbone_learns_unless_frozen_and_its_statistics_never_move(algo: str
     for name, value in before.items():
         assert torch.equal(value, after[name]) == (frozen or name in statistics), name
     assert not torch.equal(first, body.hidden[0].weight)
+
+
+def test_bfloat16_products_give_float32_near_those_of_float32() -> None:
+    single, half = ppo(BOX), ppo(BOX, "network.precision=bfloat16")
+    observation = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    expected, found = (part.actor(observation)[0] for part in (single, half))
+    value = half.critic(observation)
+    assert found.dtype == value.dtype == torch.float32
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(value, single.critic(observation), rtol=0.02, atol=0.05)
+    half.update(batch(2, 1024, BOX), 2048)
+    assert torch.isfinite(half.flat.data).all()

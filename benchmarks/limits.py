@@ -1,0 +1,146 @@
+"""What bounds a run on this machine: matrix products of a gradient step at the core's peak, and importing the libraries.
+
+    python benchmarks/limits.py
+
+For the settings of benchmarks/speed.py: the time of one compiled gradient step, and the time that its matrix products
+alone would take at the rate at which one core multiplies square matrices of the same width. Then the seconds to import
+torch, and with it TensorDict and what rltool uses of TorchRL; the seconds of ``rltool train`` to its first frames; the
+seconds of ``rltool --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from rltool.compiling import Compiler
+from rltool.composition import compose
+from rltool.config import load
+from rltool.seeding import Stream, generator
+from rltool.training import built
+
+PPO = [
+    "algo=ppo",
+    "env=inverted_double_pendulum",
+    "env.num_envs=8",
+    "algo.frames_per_batch=2048",
+    "network.hidden=[64,64]",
+]
+DQN = ["algo=dqn", "env=cartpole", "env.num_envs=8", "algo.frames_per_batch=256", "algo.learning_starts=512"]
+SAC = ["algo=sac", "env=pendulum", "env.num_envs=8", "algo.frames_per_batch=64", "algo.warmup_frames=512"]
+STEPS = {
+    "PPO, nets 64-64, minibatch 64": [*PPO, "algo.minibatch_size=64"],
+    "PPO, nets 64-64, minibatch 256": [*PPO, "algo.minibatch_size=256"],
+    "DQN, nets 256-256, batch 64": [*DQN, "network.hidden=[256,256]", "algo.minibatch_size=64"],
+    "DQN, nets 120-84, batch 128": [*DQN, "network.hidden=[120,84]", "algo.minibatch_size=128"],
+    "SAC, nets 256-256, batch 256": [*SAC, "network.hidden=[256,256]", "algo.minibatch_size=256"],
+}
+IMPORTS = {
+    "import torch": "import torch",
+    "import torch, tensordict, torchrl's modules and losses": "import torch, tensordict, torchrl.modules, torchrl.objectives",
+}
+FIRST_FRAMES = """
+import sys, time
+from rltool import cli, collect
+
+def first(self):
+    print(time.time() - float(sys.argv[1]))
+    raise SystemExit
+
+collect.Collector.collect = first
+sys.exit(cli.main(["train", "algo=ppo", "env=inverted_double_pendulum", "quiet=true", "hydra.run.dir=" + sys.argv[2]]))
+"""
+
+
+def best(call: Callable[[], object], repeats: int, rounds: int = 7) -> float:
+    """Seconds of a call: the best mean of several rounds."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        times.append((time.perf_counter() - begin) / repeats)
+    return min(times)
+
+
+def peak(width: int, rows: int) -> float:
+    """Floating-point operations a second of one core on ``[rows, width] @ [width, width]``."""
+    left, right, out = torch.randn(rows, width), torch.randn(width, width), torch.empty(rows, width)
+    return 2 * rows * width * width / best(lambda: torch.mm(left, right, out=out), 500)
+
+
+def step(words: list[str]) -> tuple[float, float]:
+    """Seconds of one compiled gradient step, and operations of its matrix products."""
+    config = load(compose([*words, "tuned=none"]).tree)
+    env: Any = config.env.build(seed=0)
+    device = torch.device("cpu")
+    algorithm: Any = built(config, env, device, budget=0, seed=0, compiler=Compiler(True, 0, str), note=str)
+    taken: list[Any] = []
+    compiled = algorithm._gradient
+
+    def watched(*args: Any) -> Any:
+        taken[:] = args
+        return compiled(*args)
+
+    algorithm._gradient = watched
+    collector = env.collector(algorithm, total_frames=-1, generator=generator(0, Stream.POLICY), device=device)
+    while not taken:
+        algorithm.update(collector.collect(), collector.frames)
+    env.close()
+    with FlopCounterMode(display=False) as counter:
+        algorithm.gradient(*taken)
+    return best(lambda: compiled(*taken), 30), float(counter.get_total_flops())
+
+
+def seconds(*command: str) -> float:
+    """Median seconds of a process, of five."""
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def first_frames() -> float:
+    """Median seconds from the command to the first frame that is collected."""
+    times = []
+    for _ in range(5):
+        with tempfile.TemporaryDirectory() as directory:
+            command = [sys.executable, "-c", FIRST_FRAMES, str(time.time()), f"{directory}/run"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            times.append(float(done.stdout.splitlines()[0]))
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Command line."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.set_num_threads(1)
+    print("| gradient step | compiled | its matrix products at peak | share |\n|---|---|---|---|")
+    for name, words in STEPS.items():
+        spent, operations = step(words)
+        hidden = words[-2].partition("[")[2].partition(",")[0] if "hidden" in words[-2] else "64"
+        products = operations / peak(int(hidden), int(words[-1].partition("=")[2]))
+        print(f"| {name} | {spent * 1e6:,.0f} µs | {products * 1e6:,.0f} µs | {products / spent:.0%} |", flush=True)
+    print("\n| | seconds |\n|---|---|")
+    for name, code in IMPORTS.items():
+        print(f"| {name} | {seconds(sys.executable, '-c', code):.2f} |", flush=True)
+    print(f"| `rltool train …` to its first frame | {first_frames():.2f} |", flush=True)
+    print(f"| `rltool --help` | {seconds(sys.executable, '-m', 'rltool', '--help'):.2f} |")
+    print(f"\non {platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+
+
+if __name__ == "__main__":
+    main()
