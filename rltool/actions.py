@@ -136,7 +136,7 @@ class ActionSpec:
         if self._symmetric and self.squash == "clip":
             # The same numbers in a third of the time, which for one environment is as long as a small policy takes.
             inside = np.minimum(np.maximum(action, -1.0, dtype=self.dtype), 1.0) * self._limits[1]
-            return cast("Array", inside.reshape(len(action), *self.shape))
+            return inside.reshape(len(action), *self.shape)
         half_low, half_high = self._halves
         action = action.astype(np.float64)
         squashed = np.tanh(action) if self.squash == "tanh" else np.minimum(np.maximum(action, -1.0), 1.0)
