@@ -26,6 +26,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rltool.compiling import Compiler
 from rltool.composition import compose
 from rltool.config import load
+from rltool.devices import quieten_libraries
 from rltool.seeding import Stream, generator
 from rltool.training import built
 
@@ -56,7 +57,7 @@ def compare(backend: str, num_envs: int, rounds: int, steps: int) -> str:
     config = load(compose(words).tree)
     env: Any = config.env.build(seed=0)
     device = torch.device("cpu")
-    algorithm = built(config, env, device, budget=0, seed=0, compiler=Compiler(True, 0, print), note=print)
+    algorithm = built(config, env, device, budget=0, seed=0, compiler=Compiler(True, 0, str), note=str)
     collector = env.collector(algorithm, total_frames=-1, generator=generator(0, Stream.POLICY), device=device)
     algorithm.update(collector.collect(), 1000)  # random frames, which start the normaliser
     collector.collect()  # compiles the policy
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=256, help="of each environment in a round")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    quieten_libraries()
     print("| backend | environments | raw steps/s | collected frames/s | share |\n|---|---|---|---|---|")
     for backend in ("sync", "threads", "envpool"):
         for num_envs in (8, 32):

@@ -76,8 +76,10 @@ def tune(config: RunConfig, seconds: float, say: Callable[[str], object]) -> lis
     say(f"{'the whole loop':<56}{'frames/s':>10}{'first batch':>14}")
     threads = sorted({1, usable_cores(), config.threads})
     tried: list[Rate] = []
+    # Without a compiler there is nothing to compare with.
+    compiled = (False, True) if Compiler(True, 0, _silent).enabled else (False,)
     others: list[dict[str, object]] = [
-        {**envs, "threads": count, "compile": flag} for flag in (False, True) for count in threads
+        {**envs, "threads": count, "compile": flag} for flag in compiled for count in threads
     ]
     for overrides in [present, *others]:
         if any(rate.overrides == overrides for rate in tried):
@@ -97,7 +99,9 @@ def _fastest_envs(config: RunConfig, seconds: float, say: Callable[[str], object
         return {}
     say(f"{'environments alone, random actions':<56}{'steps/s':>10}")
     speeds: dict[tuple[str, int], float] = {}
-    for backend in _BACKENDS if usable_cores() > 1 else ("sync", "envpool"):
+    for backend in _BACKENDS:
+        if (usable_cores() == 1 and backend in ("threads", "async")) or (config.env.wrappers and backend == "envpool"):
+            continue
         before = 0.0
         for num_envs in _NUM_ENVS:
             changed = _with(config, {"env.num_envs": num_envs, "env.backend": backend})
