@@ -53,12 +53,12 @@ IMPORTS = {
     "import torch, tensordict, torchrl's modules and losses": "import torch, tensordict, torchrl.modules, torchrl.objectives",
 }
 FIRST_FRAMES = """
-import sys, time
+import os, sys, time
 from rltool import cli, collect
 
 def first(self):
-    print(time.time() - float(sys.argv[1]))
-    raise SystemExit
+    print(time.time() - float(sys.argv[1]), flush=True)
+    os._exit(0)
 
 collect.Collector.collect = first
 sys.exit(cli.main(["train", "algo=ppo", "env=inverted_double_pendulum", "quiet=true", "hydra.run.dir=" + sys.argv[2]]))
