@@ -3,7 +3,8 @@
     python benchmarks/limits.py
 
 For the settings of benchmarks/speed.py: the time of one compiled gradient step, and the time that its matrix products
-alone would take at the rate at which one core multiplies square matrices of the same width. Then the seconds to import
+alone would take at the rate at which one core multiplies square matrices of the same width. Then what a simulator
+costs without rltool. Then the seconds to import
 torch, and with it TensorDict and what rltool uses of TorchRL; the seconds of ``rltool train`` to its first frames; the
 seconds of ``rltool --help``.
 """
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -56,12 +59,14 @@ FIRST_FRAMES = """
 import os, sys, time
 from rltool import cli, collect
 
+begin, directory = float(sys.argv[1]), sys.argv[2]
+
 def first(self):
-    print(time.time() - float(sys.argv[1]), flush=True)
+    print(time.time() - begin, flush=True)
     os._exit(0)
 
 collect.Collector.collect = first
-sys.exit(cli.main(["train", "algo=ppo", "env=inverted_double_pendulum", "quiet=true", "hydra.run.dir=" + sys.argv[2]]))
+sys.exit(cli.main(["train", "algo=ppo", "env=inverted_double_pendulum", "quiet=true", "hydra.run.dir=" + directory]))
 """
 
 
@@ -119,6 +124,33 @@ def step(words: list[str]) -> tuple[float, float]:
     return best(lambda: compiled(*taken), 30), products.operations
 
 
+def simulator(num_envs: int = 8, steps: int = 200) -> tuple[float, float]:
+    """Microseconds of a step of one environment of several, restarts included, and of MuJoCo's part of it."""
+    import mujoco
+
+    envs = [gymnasium.make("InvertedDoublePendulum-v5") for _ in range(num_envs)]
+    actions = np.clip(np.random.default_rng(0).standard_normal((steps, num_envs, 1)), -1, 1).astype(np.float32)
+
+    def stepped() -> None:
+        for row in actions:
+            for env, action in zip(envs, row, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+
+    def simulated() -> None:
+        for row in actions:
+            for env, action in zip(envs, row, strict=True):
+                inner: Any = env.unwrapped
+                inner.data.ctrl[:] = action
+                mujoco.mj_step(inner.model, inner.data, nstep=inner.frame_skip)
+
+    for index, env in enumerate(envs):
+        env.reset(seed=index)
+    frames = num_envs * steps
+    return best(stepped, 1) / frames * 1e6, best(simulated, 1) / frames * 1e6
+
+
 def seconds(*command: str) -> float:
     """Median seconds of a process, of five."""
     times = []
@@ -151,6 +183,9 @@ def main() -> None:
         hidden = words[-2].partition("[")[2].partition(",")[0] if "hidden" in words[-2] else "64"
         products = operations / peak(int(hidden), int(words[-1].partition("=")[2]))
         print(f"| {name} | {spent * 1e6:,.0f} µs | {products * 1e6:,.0f} µs | {products / spent:.0%} |", flush=True)
+    print("\n| InvertedDoublePendulum-v5, 8 in a loop | µs a frame |\n|---|---|")
+    for name, cost in zip(("env.step, and reset where an episode ended", "MuJoCo's part"), simulator(), strict=True):
+        print(f"| {name} | {cost:,.0f} |")
     print("\n| | seconds |\n|---|---|")
     for name, code in IMPORTS.items():
         print(f"| {name} | {seconds(sys.executable, '-c', code):.2f} |", flush=True)

@@ -61,7 +61,7 @@ def draw(figures: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> N
     figure, panels = plt.subplots(1, len(SERIES), figsize=(11, 3.4), sharey=True, layout="constrained")
     colours = {"collecting": "#1f77b4", "update": "#d62728"}
     for panel, (key, (values, backends)) in zip(panels, SERIES.items(), strict=True):
-        labels = [str(value[0]) + " × " + str(value[1]) if isinstance(value, list) else str(value) for value in values]
+        labels = ["-".join(map(str, value)) if isinstance(value, list) else str(value) for value in values]
         for backend, style in zip(backends, ("-", "--"), strict=False):
             for part, colour in colours.items():
                 costs = [groups[part] for groups in figures[key][backend]]
@@ -69,6 +69,8 @@ def draw(figures: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> N
         panel.set_xticks(range(len(values)), labels)
         panel.set_xlabel(key)
         panel.set_yscale("log")
+        for place in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+            place("{x:.0f}")
         panel.grid(alpha=0.3, which="both")
     panels[0].set_ylabel("µs a frame")
     panels[0].legend(fontsize=8)
