@@ -469,7 +469,8 @@ def test_a_plugin_is_imported_before_the_check(plugin: ConfigFiles) -> None:
         check(line.words, plugin)
     assert "plugins" in problems(error)["network.kind"]
     job = check([*line.words, "++plugins=[wide_plugin]"], plugin)
-    assert job.config.model_dump()["network"] == {"kind": "wide", "init": "default", "shared": False, "width": 7}
+    expected = {"kind": "wide", "init": "default", "shared": False, "precision": "float32", "width": 7}
+    assert job.config.model_dump()["network"] == expected
 
 
 def test_a_plugin_that_cannot_be_imported_is_named_with_the_others_problems(plugin: ConfigFiles) -> None:
