@@ -29,6 +29,7 @@ from rltool.config import load
 from rltool.devices import quieten_libraries
 from rltool.seeding import Stream, generator
 from rltool.training import built
+from rltool.vectorized import usable_cores
 
 ENV = "InvertedDoublePendulum-v5"
 
@@ -39,8 +40,7 @@ def raw(backend: str, num_envs: int) -> Callable[[Any], Any]:
     if backend == "envpool":
         import envpool
 
-        threads = min(num_envs, len(os.sched_getaffinity(0)))
-        env = envpool.make_gymnasium(ENV, num_envs=num_envs, num_threads=threads, seed=0)
+        env = envpool.make_gymnasium(ENV, num_envs=num_envs, num_threads=min(num_envs, usable_cores()), seed=0)
         env.reset()
     else:
         env = SyncVectorEnv([partial(gymnasium.make, ENV)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -134,7 +134,7 @@ class ActionSpec:
             start = self.start[0] if self.kind == "discrete" else np.asarray(self.start)
             return (action + start).reshape(len(action), *self.shape).astype(self.dtype, copy=False)
         if self._symmetric and self.squash == "clip":
-            # The same numbers in a third of the time, which for one environment is as long as a small policy takes.
+            # The usual case, in a few operations: with one environment this is part of every frame.
             inside = np.minimum(np.maximum(action, -1.0, dtype=self.dtype), 1.0) * self._limits[1]
             return inside.reshape(len(action), *self.shape)
         half_low, half_high = self._halves
@@ -148,7 +148,7 @@ class ActionSpec:
             return self._inside(np.where(self._bounds[2], scaled, action))
 
     def _inside(self, action: Array) -> Array:
-        """In the environment's type and shape, cut at its bounds (``np.clip`` takes three times as long)."""
+        """In the environment's type and shape, cut at its bounds."""
         least, most = self._limits
         cut = np.minimum(np.maximum(action.astype(self.dtype), least), most)
         return cast("Array", cut.reshape(len(action), *self.shape))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from rltool.devices import quieten_libraries, resolve_device
 from rltool.errors import ConfigError
 from rltool.schema import GymEnvConfig, ReplayedAlgoConfig, RunConfig
 from rltool.seeding import Stream, draw_seed, generator, seed_world
-from rltool.training import built
+from rltool.training import built, planned_updates
 from rltool.trial import steps_per_second
 from rltool.vectorized import usable_cores
 
@@ -132,9 +131,9 @@ def _loop(config: RunConfig, overrides: Mapping[str, object], seconds: float) ->
     device = resolve_device(config.device)
     with closing(_env(config)) as env:
         compiler = Compiler(config.compile, 0, _silent)
-        build = partial(built, config, env, device, budget=0, seed=cast("int", config.seed), note=_silent)
-        algorithm = build(compiler=compiler)
-        noise = generator(cast("int", config.seed), Stream.POLICY)
+        seed = cast("int", config.seed)
+        algorithm = built(config, env, device, budget=0, seed=seed, compiler=compiler, note=_silent)
+        noise = generator(seed, Stream.POLICY)
         collector = env.collector(algorithm, total_frames=-1, generator=noise, device=device)
         while algorithm.counters.updates == 0:
             first = _batch(collector, algorithm)
@@ -188,5 +187,4 @@ def _silent(line: str) -> None:
 
 def _compiles(config: RunConfig) -> bool:
     """Whether a run as configured would compile."""
-    updates = config.algo.updates(config) if config.total_frames > 0 else -1
-    return Compiler(config.compile, updates, _silent).enabled
+    return Compiler(config.compile, planned_updates(config), _silent).enabled

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from rltool.vectorized import GymVectorEnv
 
 
-# Parameters times minibatch from which device=auto takes a GPU. A step there lasts about as long as its hundred kernels
-# take to start, half a millisecond at best, in which a CPU core makes that many multiplications. (Not measured on a GPU.)
+# Parameters times minibatch from which device=auto takes a GPU: six operations each, forwards and backwards, take a CPU
+# core some milliseconds; below, a GPU mostly waits for its kernels to start. A guess: never measured on a GPU.
 GPU_WORK = 2e7
 
 
@@ -77,7 +77,7 @@ def train(
         if reason:
             device = torch.device("cpu")
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
-        compiler = Compiler(_compile_mode(config, origin), _planned_updates(config), console.note)
+        compiler = Compiler(_compile_mode(config, origin), planned_updates(config), console.note)
         loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
         algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
         evaluator = None
@@ -163,7 +163,7 @@ def train(
             ],
             frames=frames,
         )
-        if _planned_updates(config) == 0 and _learns_by_steps(config) and config.init is None:
+        if planned_updates(config) == 0 and _learns_by_steps(config) and config.init is None:
             first = [name for name in ("warmup_frames", "learning_starts") if hasattr(config.algo, name)]
             console.warn(
                 f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made after "
@@ -361,7 +361,8 @@ def _learns_by_steps(config: RunConfig) -> bool:
     return config.algo.updates(config.model_copy(update={"total_frames": 10**9})) > 0
 
 
-def _planned_updates(config: RunConfig) -> int:
+def planned_updates(config: RunConfig) -> int:
+    """Gradient steps of the whole budget; -1 where it has no end."""
     return config.algo.updates(config) if config.total_frames > 0 else -1
 
 
