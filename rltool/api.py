@@ -28,8 +28,7 @@ def train(*overrides: str, config_dir: str | os.PathLike[str] | None = None) -> 
     directories = (Path(os.path.abspath(config_dir)),) if config_dir is not None else ()
     files = ConfigFiles.find_main(directories)
     line = read_overrides(overrides, files)
-    typed = line.get("resume")
-    if typed is not None and typed.values not in (["null"], ["None"]):
+    if line.resume is not None:
         resumption = read_resumption(read_overrides(overrides, files, choices_allowed=False), files)
         if resumption.finished:
             return {

@@ -95,6 +95,12 @@ class Line:
         """The last override of a key."""
         return next((typed for typed in reversed(self.typed) if typed.key == key), None)
 
+    @property
+    def resume(self) -> Typed | None:
+        """The override ``resume=PATH``; None where there is none, or one that says null."""
+        typed = self.get("resume")
+        return None if typed is None or typed.values in (["null"], ["None"]) else typed
+
     def jobs(self, params: Mapping[str, object] | None = None) -> list[list[str]]:
         """The overrides of each job of a sweep, in Hydra's order; one job where nothing is swept.
 

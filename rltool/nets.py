@@ -274,6 +274,14 @@ class ConvolutionalEncoder(nn.Sequential):
         (flat,) = output_shape(self, [shape])
         self.extend([nn.Linear(flat, config.cnn.features), activation()])
 
+    def forward(self, images: Tensor) -> Tensor:
+        """``[N, features]`` of ``[N, C, H, W]``."""
+        # With a pixel's channels side by side in memory, convolutions need not reorder them (some ten per cent of a gradient step).
+        features = images.contiguous(memory_format=torch.channels_last)
+        for layer in self:
+            features = layer(features)
+        return features
+
 
 def mlp(config: MLPConfig, *, shapes: Shapes) -> Body:
     """Hidden layers over all inputs, concatenated.

@@ -174,6 +174,13 @@ def test_seconds_that_are_none_are_refused(capsys: pytest.CaptureFixture[str], s
     assert f"expected seconds, such as 2 or 0.5, found '{seconds}'" in capsys.readouterr().err
 
 
+def test_tune_speed_refuses_to_try_a_run_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune-speed", "resume=runs/x"]) == 2
+    error = capsys.readouterr().err
+    assert "resume: tune-speed tries a run that would start, found resume=runs/x" in error
+    assert "overrides.txt" in error
+
+
 # ------------------------------------------------------------------------------------------------- where time goes
 
 

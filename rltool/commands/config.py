@@ -25,7 +25,7 @@ def main(options: Options) -> int:
     """Prints the configuration; returns the exit code."""
     files = options.files()
     line = read_overrides(options.overrides, files)
-    if line.get("resume") is not None and line.get("resume") is not _null(line):
+    if line.resume is not None:
         resumption = read_resumption(read_overrides(options.overrides, files, choices_allowed=False), files)
         tree = resumption.config.model_dump(mode="json")
         sources = {key: COMMAND_LINE if key in resumption.changes else "checkpoint" for key in flat(tree)}
@@ -50,11 +50,6 @@ def main(options: Options) -> int:
         for text, source in rows:
             print(f"{text:<{width}}  # {source}" if source else text)
     return 0
-
-
-def _null(line: Line) -> object:
-    typed = line.get("resume")
-    return typed if typed is not None and typed.values in (["null"], ["None"]) else None
 
 
 def provenance(job: Job, line: Line, files: ConfigFiles) -> dict[str, str]:

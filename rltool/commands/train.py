@@ -61,8 +61,7 @@ def main(options: Options) -> int:
     files = options.files()
     resume = any(word.partition("=")[0].lstrip("+") == "resume" for word in options.overrides)
     line = read_overrides(options.overrides, files, multirun=options.multirun, choices_allowed=not resume)
-    typed = line.get("resume")
-    if typed is not None and typed.values not in (["null"], ["None"]):
+    if line.resume is not None:
         return _resume(options, line, files)
     if resume:
         line = read_overrides(options.overrides, files, multirun=options.multirun)

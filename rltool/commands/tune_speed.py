@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rltool.composition import read_overrides
+from rltool.errors import ConfigError, Problem
 from rltool.launch import check_jobs
 
 if TYPE_CHECKING:
@@ -15,6 +16,14 @@ def main(options: Options) -> int:
     """Runs the command; returns the exit code."""
     files = options.files()
     line = read_overrides(options.overrides, files)
+    if resume := line.resume:
+        raise ConfigError(
+            Problem(
+                "resume",
+                f"tune-speed tries a run that would start, found {resume.word}",
+                "Give the words that the run was started with: they are in its overrides.txt",
+            )
+        )
     (job,) = check_jobs(line, files)
 
     from rltool import speed
