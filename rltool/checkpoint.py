@@ -31,6 +31,8 @@ LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 _METADATA = "rltool"
 # Component whose tensors lie in a file of their own: it can be large, and acting needs none of it.
 _BUFFER = "buffer"
+# Components whose tensors vary (an optimiser has no moments before its first step): they say themselves what they need.
+_SELF_TOLD = ("optim", "collector", "meter")
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,7 @@ def load(algorithm: Algorithm, path: Path, *, only: tuple[str, ...] | None = Non
         prefix = f"{name}."
         found = {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         expected = component.state_dict()
-        # An optimiser has no moments before its first step: it says itself what it needs.
-        wanted = {} if name == "optim" else {key: tuple(tensor.shape) for key, tensor in expected.items()}
+        wanted = {} if name in _SELF_TOLD else {key: tuple(tensor.shape) for key, tensor in expected.items()}
         for key, shape in wanted.items():
             if key not in found:
                 raise CheckpointError(f"{path} lacks the tensor {prefix}{key}")
@@ -209,7 +210,7 @@ def load(algorithm: Algorithm, path: Path, *, only: tuple[str, ...] | None = Non
                 raise CheckpointError(f"{path}: {prefix}{key} has shape {tuple(found[key].shape)}, expected {shape}")
         try:
             component.load_state_dict(found)
-        except (RuntimeError, KeyError, TypeError) as error:
+        except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"{path}: {name} does not fit: {error}") from error
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rltool.choices import best, masked
 from rltool.errors import NonFiniteError
+from rltool.simulators import Arrays
 from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves, nested
 
 if TYPE_CHECKING:
@@ -81,8 +82,16 @@ class VectorEnvironment(Protocol):
     def reset(self) -> Leaves:
         """Leaves ``[num_envs, *shape]`` of fresh episodes."""
 
+    unsaved: str
+
     def step(self, action: Array) -> Step:
         """One step of every environment."""
+
+    def read_states(self) -> list[Arrays | None]:
+        """The state of each environment in the middle of its episode."""
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        """Puts them back."""
 
 
 @dataclass
@@ -99,6 +108,14 @@ class RunningEpisodes:
     def __init__(self, num_envs: int) -> None:
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Both, ``[num_envs]``."""
+        return {"return": torch.from_numpy(self._return.copy()), "length": torch.from_numpy(self._length.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes them back."""
+        self._return[:], self._length[:] = state["return"].numpy(), state["length"].numpy()
 
     def add(self, reward: Array, done: Array) -> Episodes:
         """Takes in a batch, both ``[steps, num_envs]``; gives the episodes that ended in it, one environment after the
@@ -133,6 +150,11 @@ class Collector:
         and under ``next`` the leaves of the *true* next observation, ``reward``, ``terminated``, ``truncated``,
         ``done`` (``[num_envs, steps, 1]``).
 
+    Attributes:
+        frames: frames collected, those of earlier sessions included.
+        episodes: those that ended in the last batch.
+        continued: whether the open episodes of an earlier session went on here.
+
     Raises:
         NonFiniteError: an observation, action or reward of the batch is NaN or infinite; the first one is named.
     """
@@ -156,6 +178,44 @@ class Collector:
         self.episodes = Episodes()
         self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
+        self.continued = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The open episodes: states of the environments, what was observed last, returns and lengths so far. Nothing where
+        the environments cannot be saved."""
+        states = [] if self._env.unsaved or self._current is None else self._env.read_states()
+        known = [state for state in states if state is not None]
+        if not known or len(known) < len(states):
+            return {}
+        arrays = {f"env.{index}.{name}": array for index, state in enumerate(known) for name, array in state.items()}
+        arrays |= {f"current.{'.'.join(leaf)}": array for leaf, array in (self._current or {}).items()}
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        return tensors | {f"episode.{name}": tensor for name, tensor in self._running.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on with open episodes, where there are any and these environments can.
+
+        Raises:
+            KeyError, ValueError, EnvironmentFault: they are of other environments.
+        """
+        if not state or self._env.unsaved:
+            return
+        current = self._env.reset()
+        states: list[Arrays] = [{} for _ in range(self._env.num_envs)]
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if part == "env":
+                index, _, inner = rest.partition(".")
+                states[int(index)][inner] = tensor.numpy()
+        self._env.write_states(states)
+        self._current = {}
+        for key, array in current.items():
+            saved = state[f"current.{'.'.join(key)}"].numpy()
+            if saved.shape != array.shape:
+                raise ValueError(f"{'.'.join(key)} has shape {saved.shape}, expected {array.shape}")
+            self._current[key] = saved
+        self._running.load_state_dict({name: state[f"episode.{name}"] for name in ("return", "length")})
+        self.continued = True
 
     def __iter__(self) -> Iterator[TensorDict]:
         while self.total_frames < 0 or self.frames < self.total_frames:

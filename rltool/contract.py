@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,7 @@ from gymnasium.wrappers import FrameStackObservation
 from rltool.actions import ActionSpec, action_spec
 from rltool.errors import ConfigError, EnvironmentFault, Problem
 from rltool.importing import raised
+from rltool.simulators import Arrays, read_state, write_state
 from rltool.spaces import (
     MASK,
     OBSERVATION,
@@ -36,6 +37,7 @@ CHECKED_STEPS = 100
 
 GymEnv = gymnasium.Env[Any, Any]
 Observation = Array | dict[str, Array]
+Result = TypeVar("Result")
 
 
 class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -187,6 +189,24 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             truncated,
             {},
         )
+
+    def read_state(self) -> Arrays | None:
+        """The state in the middle of an episode, as arrays by name; None where a part of it cannot be saved."""
+        return self._called("reading its state", read_state, self.env)
+
+    def write_state(self, states: Sequence[Arrays]) -> None:
+        """Goes on from where environments side by side were: of their states takes its own.
+
+        Raises:
+            EnvironmentFault: it is another environment's, or the environment's own code refuses it.
+        """
+        self._called("putting back its state", write_state, self.env, states[self._index])
+
+    def _called(self, doing: str, call: Callable[..., Result], *arguments: object) -> Result:
+        try:
+            return call(*arguments)
+        except BaseException as error:
+            raise EnvironmentFault(f"{self._name}: {doing} {raised(error)}") from error
 
     def close(self) -> None:
         """Closes the environment; what it raises then ends nothing."""

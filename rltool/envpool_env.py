@@ -49,6 +49,8 @@ class EnvPoolVectorEnv(VectorEnvBase):
         ConfigError: EnvPool is not installed, or does not have this environment or an argument of it.
     """
 
+    unsaved = "EnvPool"
+
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         with closing(_contract(config, 0)) as contract:
             super().__init__(config, contract, seed=seed, session=session)

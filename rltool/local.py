@@ -13,6 +13,7 @@ from gymnasium.vector.utils import create_empty_array
 
 from rltool.collect import Step
 from rltool.contract import EnvContract, leaves_of
+from rltool.simulators import Arrays
 from rltool.spaces import Array, Leaves
 
 Result = TypeVar("Result")
@@ -62,6 +63,15 @@ class LocalVectorEnv:
                 observation, _ = env.reset()
             self._put(index, observation)
         return Step(self._leaves, reward, terminated, truncated, final)
+
+    def read_states(self) -> list[Arrays | None]:
+        """The state of each environment; see :meth:`EnvContract.read_state`."""
+        return [env.read_state() for env in self.envs]
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        """Puts back what :meth:`read_states` gave, to be called after a reset."""
+        for env in self.envs:
+            env.write_state(states)
 
     def _put(self, index: int, observation: Any) -> None:
         if self._named:
@@ -126,6 +136,14 @@ class ThreadedVectorEnv:
                 for index, last in final
             ],
         )
+
+    def read_states(self) -> list[Arrays | None]:
+        """The state of each environment."""
+        return [state for part in self._together([chunk.read_states for chunk in self._chunks]) for state in part]
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        """Puts back what :meth:`read_states` gave."""
+        self._together([partial(chunk.write_states, states) for chunk in self._chunks])
 
     def _parts(self) -> zip[tuple[LocalVectorEnv, slice]]:
         return zip(self._chunks, self._slices, strict=True)

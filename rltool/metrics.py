@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -377,12 +377,14 @@ def due(before: int, after: int, interval: int | None) -> bool:
 class Meter:
     """Gathers metrics between two logging points without waiting for the device.
 
-    Args:
-        finished: episodes finished before this process (a resumed run's).
+    Attributes:
+        finished: episodes finished so far.
+        since: frames at which the interval began.
     """
 
-    def __init__(self, finished: int = 0) -> None:
-        self.finished = finished
+    def __init__(self) -> None:
+        self.finished = 0
+        self.since = 0
         self._pending: dict[str, list[Tensor]] = {}
         self._totals: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -401,6 +403,8 @@ class Meter:
                 self._histograms[name] = value
             elif name in _LAST:
                 self._pending[name] = [value]
+                self._totals.pop(name, None)  # where the interval was looked at for a checkpoint
+                self._counts.pop(name, None)
             else:
                 # An addition a call would cost DQN, which updates every few frames, a twentieth of its time.
                 pending = self._pending.setdefault(name, [])
@@ -444,6 +448,27 @@ class Meter:
         self._totals, self._counts = {}, {}
         self._returns, self._lengths = [], []
         return scalars, arrays
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The interval so far (but its histograms, of which a later batch brings the last), so that a resumed run logs the
+        same means."""
+        for name in list(self._pending):
+            self._sum(name)
+        state = {f"total.{name}": total for name, total in self._totals.items()}
+        state |= {f"count.{name}": torch.tensor(count) for name, count in self._counts.items()}
+        state |= {"returns": torch.tensor(self._returns, dtype=torch.float64), "lengths": torch.tensor(self._lengths)}
+        return state | {"finished": torch.tensor(self.finished), "since": torch.tensor(self.since)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes it back."""
+        for key, tensor in state.items():
+            part, _, name = key.partition(".")
+            if part == "total":
+                self._totals[name] = tensor
+            elif part == "count":
+                self._counts[name] = int(tensor)
+        self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
+        self.finished, self.since = int(state["finished"]), int(state["since"])
 
     def _sum(self, name: str) -> None:
         """Add what waits under a name to its total, in float64, so that counters and long sums stay exact."""

@@ -78,6 +78,7 @@ class Recorder:
         config: the run's configuration.
         algorithm, collector: what is recorded.
         evaluator: evaluates it, where the configuration asks for that.
+        meter: gathers the metrics of an interval.
         logger, console, saver: where records go.
         identity: the part of a checkpoint's state that does not change while this process runs.
         restored: the state that a resumed run starts from.
@@ -90,6 +91,7 @@ class Recorder:
         collector: Collector,
         evaluator: Evaluator | None,
         *,
+        meter: Meter,
         logger: Logger,
         console: Console,
         saver: Saver,
@@ -100,10 +102,10 @@ class Recorder:
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
         self._logger, self._console, self._saver = logger, console, saver
         self._identity = identity
-        self.meter = Meter(0 if restored is None else restored.episodes)
+        self.meter = meter
         self.clock = Clock()
-        self._start = self._logged = collector.frames
-        self._logged_at = self.clock.elapsed
+        self._start = self._timed = collector.frames
+        self._timed_at = self.clock.elapsed
         self.best = None if restored is None or restored.best is None else Best(**restored.best)  # type: ignore[arg-type]
         if self.best is not None:
             console.restore_best(self.best.frames, self.best.mean)
@@ -129,11 +131,12 @@ class Recorder:
         """
         frames = self._collector.frames
         self.meter.add(self._algorithm.inspect())
-        scalars, arrays = self.meter.flush(due(self._logged, frames, self._logger.histogram_interval))
+        scalars, arrays = self.meter.flush(due(self.meter.since, frames, self._logger.histogram_interval))
         elapsed = self.clock.elapsed
-        scalars["time/frames_per_second"] = (frames - self._logged) / max(elapsed - self._logged_at, 1e-9)
+        scalars["time/frames_per_second"] = (frames - self._timed) / max(elapsed - self._timed_at, 1e-9)
         scalars |= self.clock.shares()
-        self._logged, self._logged_at = frames, elapsed
+        self.meter.since = self._timed = frames
+        self._timed_at = elapsed
         self._scalars |= scalars
         self._logger.scalars(scalars, frames)
         if arrays:
@@ -150,7 +153,7 @@ class Recorder:
 
     def log_rest(self) -> None:
         """Writes a last point, where frames were collected since the one before: a short run has no other."""
-        if self._collector.frames > self._logged:
+        if self._collector.frames > self.meter.since:
             self.log()
 
     def evaluate(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -214,10 +214,13 @@ class TorchRLVectorEnv:
         leaves, actions: the specs.
         remarks: what a user should know before training, as labels and texts.
         observation_spec, action_spec: TorchRL's, of one environment.
+        unsaved: as for :class:`rltool.vectorized.VectorEnvBase`.
 
     Raises:
         ConfigError: the environment cannot be made, or has a spec that rltool does not take.
     """
+
+    unsaved = "TorchRL's collector"
 
     def __init__(self, config: TorchRLEnvConfig | GymEnvConfig, *, seed: int, session: int = 0) -> None:
         self.num_envs = config.num_envs
@@ -297,6 +300,16 @@ class TorchRLExperience:
         self._paths: dict[Key, Key] = {spec.key: key_of(spec) for spec in env.leaves}
         if MASK in self._paths:
             self._paths[MASK] = tuple(env.mask_source.split("."))
+
+    continued = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing: open episodes start anew."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing is taken up."""
+        del state
 
     def __iter__(self) -> Iterator[TensorDict]:
         size = -(-self._behaviour.batch_frames // self._env.num_envs) * self._env.num_envs

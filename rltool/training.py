@@ -22,7 +22,7 @@ from rltool.console import Console
 from rltool.devices import describe_device, quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, Problem
 from rltool.evaluation import Evaluator
-from rltool.metrics import due
+from rltool.metrics import Meter, due
 from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder, program, shown
 from rltool.runs import RunDirectory, git_commit, versions
@@ -91,9 +91,16 @@ def train(
         collector = env.collector(
             algorithm, total_frames=config.total_frames, generator=noise, device=device, frames=frames
         )
-        algorithm.extras["rng.policy"] = RandomState(noise)
+        meter = Meter()
+        # The collector comes first: starting its environments may draw from the generators that follow.
+        algorithm.extras |= {
+            "collector": collector,
+            "meter": meter,
+            "rng.policy": RandomState(noise),
+            "rng.torch": RandomState(torch.default_generator),
+        }
         if origin is not None:
-            _restore(algorithm, origin, config, console)
+            _restore(algorithm, collector, origin, config, console, env.unsaved)
         elif config.init is not None:
             _initialise(algorithm, env, checkpoint.read_header(Path(config.init)))
             algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
@@ -137,6 +144,7 @@ def train(
             algorithm,
             collector,
             evaluator,
+            meter=meter,
             logger=logger,
             console=console,
             saver=saver,
@@ -299,15 +307,26 @@ def _write_summary(home: RunDirectory, record: Recorder, status: str, error: str
     return summary
 
 
-def _restore(algorithm: Algorithm, origin: Header, config: RunConfig, console: Console) -> None:
-    """Puts everything that a checkpoint holds back."""
+def _restore(
+    algorithm: Algorithm, collector: Collector, origin: Header, config: RunConfig, console: Console, unsaved: str
+) -> None:
+    """Puts everything that a checkpoint holds back.
+
+    Args:
+        unsaved: the part of the environments that cannot be saved.
+    """
     checkpoint.load(algorithm, origin.path)
     checkpoint.restore_random_state(origin.state.random)
     if checkpoint.load_buffer(algorithm, origin.path, origin.frames) is False:
         console.note(
             "no replay buffer lies beside this checkpoint: learning goes on once learning_starts frames are collected anew"
         )
-    console.note("open episodes start anew; all else continues where the checkpoint was taken")
+    if collector.continued:
+        console.note("everything continues where the checkpoint was taken, the open episodes too")
+    else:
+        algorithm.abandon_episodes()
+        reason = f": {unsaved} cannot be saved" if unsaved else ", which the checkpoint does not hold"
+        console.note(f"open episodes start anew{reason}; all else continues where the checkpoint was taken")
     if config.total_frames > origin.state.budget > 0:
         console.note(f"schedules ran over the first budget of {origin.state.budget:,} frames and stay at their end")
 

@@ -38,6 +38,8 @@ class VectorVersionEnv(VectorEnvBase):
             restarts in another way.
     """
 
+    unsaved = "the vector version"
+
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         with closing(make_env(config, 0, tell=True)) as contract:
             super().__init__(config, contract, seed=seed, session=session)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -19,9 +19,11 @@ from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Collector, Step
 from rltool.contract import EnvContract
 from rltool.envs import make_env, remarks
+from rltool.errors import EnvironmentFault
 from rltool.local import LocalVectorEnv, ThreadedVectorEnv
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds, untouched_world
+from rltool.simulators import Arrays, unknown_part
 from rltool.spaces import Array, LeafSpec, Leaves
 from rltool.trial import steps_per_second
 from rltool.workers import WorkerVectorEnv
@@ -52,7 +54,10 @@ class VectorEnvBase(ABC):
         resolved_config: the env node with what was found out: the full id, where the mask of actions is.
         leaves, actions: the specs.
         remarks: what a user should know before training, as labels and texts.
+        unsaved: the part that keeps the state of the environments from being saved; empty where it can be.
     """
+
+    unsaved = "this kind of environments"
 
     def __init__(self, config: GymEnvConfig, probe: EnvContract, *, seed: int, session: int) -> None:
         self.num_envs = config.num_envs
@@ -80,6 +85,18 @@ class VectorEnvBase(ABC):
         Raises:
             EnvironmentFault: an environment raised, broke its contract, or its worker process ended.
         """
+
+    def read_states(self) -> list[Arrays | None]:
+        """The state of each environment in the middle of its episode; None where it cannot be saved."""
+        return [None] * self.num_envs
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        """Puts back what :meth:`read_states` gave, where that was all of them; to be called after a reset.
+
+        Raises:
+            EnvironmentFault: they are another environment's, or this kind takes none.
+        """
+        raise EnvironmentFault(f"{self.id}: {self.unsaved} cannot take up the state of {len(states)} environments")
 
     @abstractmethod
     def close(self) -> None:
@@ -131,6 +148,7 @@ class GymVectorEnv(VectorEnvBase):
     def __init__(self, config: GymEnvConfig, *, seed: int, session: int = 0) -> None:
         with closing(make_env(config, 0, tell=True)) as probe:
             super().__init__(config, probe, seed=seed, session=session)
+            self.unsaved = unknown_part(probe.env)
         backend = self._fastest() if config.backend == "auto" else config.backend
         self.resolved_config = self.resolved_config.model_copy(update={"backend": backend})
         self._env = self._stepper(backend)
@@ -178,6 +196,12 @@ class GymVectorEnv(VectorEnvBase):
 
     def step(self, action: Array) -> Step:
         return self._env.step(action)
+
+    def read_states(self) -> list[Arrays | None]:
+        return self._env.read_states()
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        self._env.write_states(states)
 
     def close(self) -> None:
         self._env.close()

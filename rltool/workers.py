@@ -26,6 +26,7 @@ from rltool.envs import make_env
 from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
 from rltool.schema import GymEnvConfig
 from rltool.seeding import seed_world
+from rltool.simulators import Arrays
 from rltool.spaces import Array, LeafSpec, Leaves
 
 # How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
@@ -68,6 +69,16 @@ class WorkerVectorEnv:
             ended = np.flatnonzero(info["_final_obs"])
             final = [(int(index), leaves_of(info["final_obs"][index], self._leaves)) for index in ended]
         return Step(leaves_of(observation, self._leaves), reward, terminated, truncated, final)
+
+    def read_states(self) -> list[Arrays | None]:
+        """The state of each environment."""
+        with self._reports():
+            return list(self._env.call("read_state"))
+
+    def write_states(self, states: Sequence[Arrays]) -> None:
+        """Puts back what :meth:`read_states` gave."""
+        with self._reports():
+            self._env.call("write_state", states)
 
     def close(self) -> None:
         """Ends the workers."""

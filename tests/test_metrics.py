@@ -56,8 +56,25 @@ def test_long_intervals_are_summed_in_blocks() -> None:
     assert (scalars["train/loss"], scalars["train/updates"]) == (500.5, 1000.0)
 
 
+def test_an_interval_goes_on_in_another_process() -> None:
+    """The means of a run that was stopped in the middle of an interval are those of one that was not."""
+    whole, first, second = Meter(), Meter(), Meter()
+    values = [0.1, 0.7, 3e8, -2.0]
+    for meter, part in ((whole, values), (first, values[:3])):
+        for value in part:
+            meter.add({"train/loss": torch.tensor(value), "policy/epsilon": torch.tensor(value)})
+        meter.add_episodes([1.5, 2.0], [3, 4])
+    first.since = 12
+    second.load_state_dict(first.state_dict())
+    for meter in (first, second):
+        meter.add({"train/loss": torch.tensor(values[3]), "policy/epsilon": torch.tensor(values[3])})
+    assert second.since == 12
+    assert first.flush(histograms=False) == second.flush(histograms=False) == whole.flush(histograms=False)
+
+
 def test_episode_statistics_exist_only_where_an_episode_ended() -> None:
-    meter = Meter(finished=7)
+    meter = Meter()
+    meter.finished = 7
     assert meter.flush(histograms=False)[0] == {"episode/finished": 7.0}
     meter.add_episodes([300.0, 100.0], [3, 5])
     meter.add_episodes([], [])

@@ -24,6 +24,7 @@ import rltool
 from rltool import checkpoint, cli, training
 from rltool.checkpoint import read_header, restore_random_state
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, WriteError
+from rltool.metrics import due
 from rltool.training import Interruption, interrupts
 
 PROBE = ("env=gym", "env.id=Probe-v0")
@@ -231,6 +232,63 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
         assert same(tensors(parts, name), tensors(whole, name))
     one, other = read_header(parts).state, read_header(whole).state
     assert (one.episodes, one.random, one.sessions, other.sessions) == (other.episodes, other.random, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("algo", "words"),
+    [
+        ("ppo", ["env.backend=threads"]),
+        ("ppo", ["env=gym", "env.id=InvertedDoublePendulum-v5", "env.backend=async"]),
+        ("ppo", ["env=gym", "env.id=Hopper-v5", "algo.scale_reward=true"]),
+        ("dqn", []),
+        ("dqn", ["buffer=prioritized"]),
+        ("sac", ["env=gym", "env.id=Hopper-v5"]),
+    ],
+)
+def test_a_run_stopped_in_the_middle_of_episodes_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str, words: list[str]
+) -> None:
+    """The simulators' state, their generators and time limits, running returns and the interval's means go along."""
+    words = [*words, "total_frames=480", "logging.interval=100", "save.interval=130", "seed=3", "optim.schedule=linear"]
+    words += ["eval=default", "eval.interval=150", "eval.episodes=2", "eval.max_steps=30"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, algo, *words)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # A process that is killed some batches after its last checkpoint.
+        patch.setattr(
+            training, "due", lambda before, after, interval: killed() if after > 330 else due(before, after, interval)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            run(parts, algo, *words)
+    stopped = read_header(parts).frames
+    assert 130 <= stopped <= 330
+    rltool.train(f"resume={parts}")
+    assert "everything continues where the checkpoint was taken, the open episodes too" in log(parts)
+    assert points(parts) == points(whole)
+    assert len([point for point in points(parts) if point["frames"] > stopped]) >= 2
+    assert same(tensors(parts), tensors(whole))
+    assert same(tensors(parts, "best.ckpt"), tensors(whole, "best.ckpt"))
+    ignored = ("seconds", "frames_per_second", "directory")
+    one, other = ({key: value for key, value in summary(path).items() if key not in ignored} for path in (whole, parts))
+    assert one == other
+
+
+def test_episodes_that_cannot_go_on_start_anew_and_say_why(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        "ppo",
+        *PROBE,
+        "total_frames=96",
+        f"env.kwargs={{actions: {PROBE_ACTIONS['ppo']}}}",
+        "algo.scale_reward=true",
+    )
+    assert not any(name.startswith("collector.") for name in tensors(tmp_path))
+    rltool.train(f"resume={tmp_path}", "total_frames=160")
+    assert "open episodes start anew: Probe cannot be saved; all else continues" in log(tmp_path)
 
 
 def test_an_environment_that_draws_from_the_global_generator_goes_on_in_its_stream(tmp_path: Path) -> None:

@@ -188,6 +188,9 @@ class Algorithm(ABC):
         self.preprocessor.update(self.leaves(batch))
         return metrics
 
+    def abandon_episodes(self) -> None:  # noqa: B027 - most keep nothing of them
+        """Forgets what it keeps of open episodes: they do not go on (resumed where environments cannot be saved)."""
+
     def inspect(self) -> Metrics:
         """What is looked at only where a point is written, since it costs time: of the last update (nothing before)."""
         return {}

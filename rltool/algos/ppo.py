@@ -235,6 +235,11 @@ class PPO(Algorithm):
         row = torch.stack([total, value_loss, norm, kl, losses["clip_fraction"], losses["mean_ratio"]])
         return gradient, row.detach()
 
+    def abandon_episodes(self) -> None:
+        """The discounted returns begin at 0."""
+        if self.reward_scale is not None:
+            self.reward_scale.returns.zero_()
+
     def components(self) -> dict[str, Component]:
         """Networks, statistics, moments, counters and generators."""
         parts: dict[str, Component] = {
