@@ -264,15 +264,32 @@ class Saver:
         return self._write(_finite(algorithm, state.frames), state, BEST)
 
     def last(self, algorithm: Algorithm, state: State) -> Path:
-        """Writes last.ckpt and the replay buffer beside it; an older buffer then leaves."""
+        """Writes last.ckpt and the replay buffer beside it; an older buffer then leaves.
+
+        Where there is no room for both buffers, last.ckpt is written without one, and then the new one into the room that
+        the older one took: weights are worth more.
+
+        Raises:
+            WriteError: one of them could not be written; names it.
+        """
         tensors = _finite(algorithm, state.frames)
-        buffer = algorithm.components().get(_BUFFER)
+        buffer, file = algorithm.components().get(_BUFFER), _buffer_path(self.directory, state.frames)
+        fits = True
         if buffer is not None:
-            write_tensors(_buffer_path(self.directory, state.frames), buffer.state_dict(), {})
-        path = self._write(tensors, state, LAST)
+            try:
+                write_tensors(file, buffer.state_dict(), {})
+            except WriteError:
+                fits = False
+        try:
+            path = self._write(tensors, state, LAST)
+        except WriteError:
+            file.unlink(missing_ok=True)  # it belongs to no checkpoint
+            raise
         for old in self.directory.glob("buffer-*.safetensors"):
-            if old != _buffer_path(self.directory, state.frames):
+            if old != file:
                 old.unlink()
+        if buffer is not None and not fits:
+            write_tensors(file, buffer.state_dict(), {})
         return path
 
     def numbered(self, algorithm: Algorithm, state: State) -> Path:
