@@ -247,6 +247,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
         ("dqn", []),
         ("dqn", ["buffer=prioritized"]),
         ("sac", ["env=gym", "env.id=Hopper-v5"]),
+        *(pytest.param(algo, ["compile=true"], marks=pytest.mark.long) for algo in ALGORITHMS),
     ],
 )
 def test_a_run_stopped_in_the_middle_of_episodes_goes_on_bit_for_bit(
