@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from probes import run
 
+from rltool.collect import Collector
+from rltool.errors import ConfigError
 from rltool.memory import free_memory
 
 GIB = 2**30
@@ -55,3 +59,43 @@ def test_where_the_system_does_not_say_nothing_is_known(tmp_path: Path) -> None:
 def test_this_machine_has_some() -> None:
     free = free_memory()
     assert free is None or 0 < free < 2**50
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is in use")
+def test_a_longer_run_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 5,000 to 20,000 frames, with a point every 500 and histograms every 1,000 of them."""
+    sizes: list[tuple[int, int]] = []
+    collect = Collector.collect
+
+    def watched(self: Collector) -> object:
+        batch = collect(self)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        sizes.append((self.frames, pages * os.sysconf("SC_PAGE_SIZE")))
+        return batch
+
+    monkeypatch.setattr(Collector, "collect", watched)
+    words = ("env.num_envs=16", "algo.frames_per_batch=400", "algo.updates_per_frame=0.01", "buffer.size=1000")
+    words = (*words, "logging=tensorboard", "logging.interval=500", "logging.histogram_interval=1000")
+    run(tmp_path, "dqn", *words, "total_frames=20_000", "save.interval=5000", "save.keep=1")
+    early = next(size for frames, size in sizes if frames >= 5000)
+    assert sizes[-1][0] == 20_000
+    assert sizes[-1][1] - early < 30e6
+
+
+@pytest.mark.parametrize(
+    ("algo", "words", "said"),
+    [
+        # An observation of four numbers, twice, and twice as input of a network; an action, a reward, three flags.
+        ("ppo", ["algo.frames_per_batch=2e9"], r"algo.frames_per_batch: 2,000,000,000 frames at a time need 147.1 GiB"),
+        ("ppo", ["algo.warmup_frames=2e9"], r"algo.warmup_frames: 2,000,000,000 frames at a time need 147.1 GiB"),
+        ("dqn", ["algo.frames_per_batch=2e9"], r"algo.frames_per_batch: 2,000,000,000 frames at a time need 87.5 GiB"),
+        ("dqn", ["buffer.size=2e9"], r"buffer.size: 2,000,000,000 transitions need 65.7 GiB"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str, words: list[str], said: str
+) -> None:
+    monkeypatch.setattr("rltool.memory.free_memory", lambda: 40 * GIB)
+    with pytest.raises(ConfigError, match=rf"^{said}, and 40\.0 GiB of memory are free\. Lower it"):
+        run(tmp_path, algo, *words, "total_frames=4e9")
+    assert not list(tmp_path.iterdir())
