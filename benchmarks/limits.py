@@ -4,8 +4,8 @@
 
 For the settings of benchmarks/speed.py: the time of one compiled gradient step, and the time that its matrix products
 alone would take at the rate at which one core multiplies square matrices of the same width. Then what a simulator
-costs without rltool; the seconds to import torch, and with it TensorDict and what rltool uses of TorchRL; those of
-``rltool train`` to its first frame, and of ``rltool --help``.
+costs without rltool; the seconds and the memory to import torch, and with it TensorDict and what rltool uses of TorchRL;
+the seconds of ``rltool train`` to its first frame and of ``rltool --help``, and the memory of a run without compilation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -162,6 +162,30 @@ def seconds(*command: str) -> float:
     return statistics.median(times)
 
 
+def megabytes(*command: str) -> float:
+    """Most resident memory of a process."""
+    code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+    code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    done = subprocess.run([sys.executable, "-c", code, *command], check=True, capture_output=True, text=True)
+    return int(done.stdout) / 1024
+
+
+def memory() -> Iterator[tuple[str, float]]:
+    """Most resident memory of importing the libraries, and of a run of some batches that compiles nothing."""
+    for name, code in IMPORTS.items():
+        yield name, megabytes(sys.executable, "-c", code)
+    with tempfile.TemporaryDirectory() as directory:
+        words = [
+            *PPO,
+            "tuned=none",
+            "compile=false",
+            "total_frames=20000",
+            "quiet=true",
+            f"hydra.run.dir={directory}/run",
+        ]
+        yield "PPO, not compiled", megabytes(sys.executable, "-m", "rltool", "train", *words)
+
+
 def first_frames() -> float:
     """Median seconds from the command to the first frame that is collected."""
     times = []
@@ -190,6 +214,9 @@ def main() -> None:
         print(f"| {name} | {seconds(sys.executable, '-c', code):.2f} |", flush=True)
     print(f"| `rltool train …` to its first frame | {first_frames():.2f} |", flush=True)
     print(f"| `rltool --help` | {seconds(sys.executable, '-m', 'rltool', '--help'):.2f} |")
+    print("\n| | most resident memory, MB |\n|---|---|")
+    for name, most in memory():
+        print(f"| {name} | {most:,.0f} |", flush=True)
     print(f"\non {platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
 
 

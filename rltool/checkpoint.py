@@ -33,6 +33,8 @@ _METADATA = "rltool"
 _BUFFER = "buffer"
 # Components whose tensors vary (an optimiser has no moments before its first step): they say themselves what they need.
 _SELF_TOLD = ("optim", "collector", "meter")
+# What stands around an algorithm: the environments, and the metrics of the open interval.
+_OF_THE_RUN = ("collector.", "meter.")
 
 
 @dataclass(frozen=True)
@@ -262,15 +264,32 @@ class Saver:
         return self._write(_finite(algorithm, state.frames), state, BEST)
 
     def last(self, algorithm: Algorithm, state: State) -> Path:
-        """Writes last.ckpt and the replay buffer beside it; an older buffer then leaves."""
+        """Writes last.ckpt and the replay buffer beside it; an older buffer then leaves.
+
+        Where there is no room for both buffers, last.ckpt is written without one, and then the new one into the room that
+        the older one took: weights are worth more.
+
+        Raises:
+            WriteError: one of them could not be written; names it.
+        """
         tensors = _finite(algorithm, state.frames)
-        buffer = algorithm.components().get(_BUFFER)
+        buffer, file = algorithm.components().get(_BUFFER), _buffer_path(self.directory, state.frames)
+        fits = True
         if buffer is not None:
-            write_tensors(_buffer_path(self.directory, state.frames), buffer.state_dict(), {})
-        path = self._write(tensors, state, LAST)
+            try:
+                write_tensors(file, buffer.state_dict(), {})
+            except WriteError:
+                fits = False
+        try:
+            path = self._write(tensors, state, LAST)
+        except WriteError:
+            file.unlink(missing_ok=True)  # it belongs to no checkpoint
+            raise
         for old in self.directory.glob("buffer-*.safetensors"):
-            if old != _buffer_path(self.directory, state.frames):
+            if old != file:
                 old.unlink()
+        if buffer is not None and not fits:
+            write_tensors(file, buffer.state_dict(), {})
         return path
 
     def numbered(self, algorithm: Algorithm, state: State) -> Path:
@@ -305,7 +324,8 @@ def _finite(algorithm: Algorithm, frames: int) -> dict[str, Tensor]:
         for key, tensor in part.state_dict().items()
     }
     for key, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        # A simulator and a metric may hold such numbers for reasons of their own.
+        if not key.startswith(_OF_THE_RUN) and tensor.is_floating_point() and not tensor.isfinite().all():
             raise NonFiniteError(
                 f"{key} holds a NaN or an infinity at frame {frames}; no checkpoint was written over a good one"
             )
@@ -320,11 +340,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """
     from safetensors.torch import save_file
 
+    # What a process that was killed was writing.
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # One copy a tensor: views into one flat tensor share memory, which safetensors refuses.
-    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(copies, temporary, metadata)
+        save_file(_apart(tensors), temporary, metadata)
         os.chmod(temporary, 0o666 & ~_umask())  # safetensors makes files that only their owner may read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
@@ -334,6 +355,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         raise WriteError(f"{path} could not be written: {error}. What was there before is untouched") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU that share no memory, which safetensors refuses. Those that have a storage of their own (a replay
+    buffer can be most of the memory) are not copied."""
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or not tensor.is_contiguous() or storage.data_ptr() in taken:
+            tensor = tensor.clone().contiguous()
+        taken.add(tensor.untyped_storage().data_ptr())
+        apart[name] = tensor
+    return apart
 
 
 def _umask() -> int:

@@ -6,13 +6,13 @@ the action. Only when the batch is full is it given TorchRL's keys and shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rltool.choices import best, masked
@@ -72,6 +72,9 @@ class Behaviour(Protocol):
     def actions(self) -> ActionSpec:
         """The action space in the units that the policy works in."""
 
+    def abandon_episodes(self) -> None:
+        """Told that the open episodes do not go on."""
+
 
 class VectorEnvironment(Protocol):
     """What a collector steps: see :class:`rltool.envs.GymVectorEnv`."""
@@ -86,6 +89,9 @@ class VectorEnvironment(Protocol):
 
     def step(self, action: Array) -> Step:
         """One step of every environment."""
+
+    def restart(self) -> Leaves:
+        """Leaves of fresh episodes, other ones than before."""
 
     def read_states(self) -> list[Arrays | None]:
         """The state of each environment in the middle of its episode."""
@@ -144,6 +150,8 @@ class Collector:
         generator: the policy's random numbers, on the CPU.
         device: where the policy lives and the batches go.
         frames: frames collected by earlier sessions of the run.
+        skip: told, a line, of a batch that is not finite; such batches are left out then, and all environments start
+            anew. None: they end the run.
 
     Yields:
         A TensorDict ``[num_envs, steps]`` with TorchRL's keys: the observation's leaves, ``action`` in policy units,
@@ -154,6 +162,7 @@ class Collector:
         frames: frames collected, those of earlier sessions included.
         episodes: those that ended in the last batch.
         continued: whether the open episodes of an earlier session went on here.
+        left_out: batches that were left out.
 
     Raises:
         NonFiniteError: an observation, action or reward of the batch is NaN or infinite; the first one is named.
@@ -168,6 +177,7 @@ class Collector:
         generator: torch.Generator,
         device: torch.device,
         frames: int = 0,
+        skip: Callable[[str], object] | None = None,
     ) -> None:
         self._env = env
         self._behaviour = behaviour
@@ -179,6 +189,7 @@ class Collector:
         self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
         self.continued = False
+        self._skip, self.left_out = skip, 0
 
     def state_dict(self) -> dict[str, Tensor]:
         """The open episodes: states of the environments, what was observed last, returns and lengths so far. Nothing where
@@ -219,7 +230,24 @@ class Collector:
 
     def __iter__(self) -> Iterator[TensorDict]:
         while self.total_frames < 0 or self.frames < self.total_frames:
-            yield self.collect()
+            try:
+                batch = self.collect()
+            except NonFiniteError as fault:
+                if self._skip is None:
+                    raise
+                self._leave_out(fault, self._skip)
+            else:
+                yield batch
+
+    def _leave_out(self, fault: NonFiniteError, skip: Callable[[str], object]) -> None:
+        """Goes on without a batch: what an environment answers after a NaN is as bad, so all start anew."""
+        self.left_out += 1
+        if self.left_out == 1:
+            skip(left_out_in_words(fault))
+        self.frames += fault.batch["reward"].numel()
+        self._behaviour.abandon_episodes()
+        self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
+        self._current = self._env.restart()
 
     def collect(self) -> TensorDict:
         """The next batch; ``episodes`` then holds those that ended in it."""
@@ -312,11 +340,25 @@ class Collector:
             value, frame = array[~np.isfinite(array)].flat[0], self.frames + step * reward.shape[1]
             raise NonFiniteError(
                 f"{name} of environment {index} is {value} at frame {frame}. Nothing was learned from this batch; mend the "
-                "environment, or look at its inputs"
+                "environment, or look at its inputs",
+                {name: torch.from_numpy(array) for name, array in arrays},
             )
 
     def shutdown(self) -> None:
         """Does nothing: the environment belongs to whoever built it. (TorchRL's collectors have this method.)"""
+
+
+def left_out_in_words(fault: NonFiniteError) -> str:
+    """The line on the first batch that is left out."""
+    return (
+        f"{fault}. The batch is left out and all environments start anew; the same goes for all that follow like it "
+        "(on_nonfinite=skip), and summary.json counts them"
+    )
+
+
+def named(batch: TensorDictBase) -> dict[str, Tensor]:
+    """The tensors of a batch by dotted names."""
+    return {key if isinstance(key, str) else ".".join(key): value for key, value in batch.items(True, True)}
 
 
 def _finite(array: Array) -> bool:

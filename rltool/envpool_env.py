@@ -69,6 +69,9 @@ class EnvPoolVectorEnv(VectorEnvBase):
     def reset(self) -> Leaves:
         self.close()  # EnvPool takes seeds only while it makes environments
         self._pool = _made(self.resolved_config, self._seeds, min(self.num_envs, usable_cores()))
+        return self.restart()
+
+    def restart(self) -> Leaves:
         return self._leaves(*self._called("reset"))
 
     def step(self, action: Array) -> Step:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,16 @@ class WriteError(RltoolError):
 
 
 class NonFiniteError(RltoolError):
-    """A NaN or an infinity where training needs a finite number: names the value, where and when."""
+    """A NaN or an infinity where training needs a finite number: names the value, where and when.
+
+    Args:
+        message: the first of them.
+        batch: the tensors that it was found in, by name, to be kept for inspection.
+    """
+
+    def __init__(self, message: str, batch: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(message)
+        self.batch = dict(batch or {})
 
 
 class CheckpointError(RltoolError):

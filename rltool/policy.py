@@ -62,6 +62,7 @@ class LoadedPolicy:
             device=self._device,
             budget=self.header.state.budget,
             seed=0,
+            skip_nonfinite=False,
             compiler=Compiler(False, 0, _nobody),
             note=_nobody,
         )

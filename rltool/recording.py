@@ -248,6 +248,7 @@ class Recorder:
             else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
             "seconds": round(self.clock.elapsed, 3),
             "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
+            "left_out": {"batches": self._collector.left_out, "gradient_steps": self._algorithm.left_out},
             "compiled": self._identity["compiled"],
             "deterministic": self._determinism.summary(cast("int", self.config.seed)),
             "versions": versions(),
@@ -284,6 +285,10 @@ class Recorder:
                 rows.append(("solved at", f"{report.threshold:,g}, {reached} by the last policy"))
         if self.best is not None:
             rows.append(("best policy", f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"))
+        left_out = {"batches": self._collector.left_out, "gradient steps": self._algorithm.left_out}
+        if any(left_out.values()):
+            counts = " and ".join(f"{count:,} {name}" for name, count in left_out.items() if count)
+            rows.append(("note", f"{counts} left out, since they were not finite (on_nonfinite=skip)"))
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
         if self._algorithm.counters.updates == 0:

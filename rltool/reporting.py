@@ -38,7 +38,7 @@ def show(error: BaseException, command: str, *, debug: bool = False) -> int:
         _lines(command, error.problems)
         return error.exit_code
     if isinstance(error, RltoolError):
-        _lines(command, [Problem("", str(error))])
+        _lines(command, [Problem("", "\n".join([str(error), *getattr(error, "__notes__", [])]))])
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         _lines(command, [Problem("", f"{error.filename}: {error.strerror}")])

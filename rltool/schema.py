@@ -737,6 +737,9 @@ class RunConfig(Schema):
     compile: Literal["auto"] | bool = Field(
         description="compile policy and update with torch.compile; auto: when the run is long enough to pay for it"
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        description="a NaN or an infinity in a batch or a gradient: stop the run, or skip what it was found in"
+    )
     resume: str | None = Field(description="a run directory or checkpoint to continue")
     init: str | None = Field(description="a checkpoint to take weights and normaliser from")
     plugins: list[str] = Field(

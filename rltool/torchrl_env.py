@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec, U
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from rltool.actions import ActionSpec
-from rltool.collect import Behaviour, Episodes, RunningEpisodes
+from rltool.collect import Behaviour, Episodes, RunningEpisodes, left_out_in_words, named
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
@@ -262,11 +262,18 @@ class TorchRLVectorEnv:
         generator: torch.Generator,
         device: torch.device,
         frames: int = 0,
+        skip: Callable[[str], object] | None = None,
     ) -> TorchRLExperience:
         """TorchRL's collector around these environments."""
         self.base.set_seed(self._seed)
         return TorchRLExperience(
-            self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames
+            self,
+            behaviour,
+            total_frames=total_frames,
+            generator=generator,
+            device=device,
+            frames=frames,
+            skip=skip,
         )
 
     def close(self) -> None:
@@ -291,7 +298,9 @@ class TorchRLExperience:
         generator: torch.Generator,
         device: torch.device,
         frames: int,
+        skip: Callable[[str], object] | None,
     ) -> None:
+        self._skip, self.left_out = skip, 0
         self._env, self._behaviour, self._generator, self._device = env, behaviour, generator, device
         self.total_frames, self.frames = total_frames, frames
         self.episodes = Episodes()
@@ -319,11 +328,28 @@ class TorchRLExperience:
         )
         try:
             for collected in collector:
-                yield self._batch(collected)
+                try:
+                    batch = self._batch(collected)
+                except NonFiniteError as fault:
+                    if self._skip is None:
+                        raise
+                    self._leave_out(fault, self._skip)
+                    collector.reset()
+                else:
+                    yield batch
                 if 0 <= self.total_frames <= self.frames:
                     return
         finally:
             collector.shutdown(close_env=False)
+
+    def _leave_out(self, fault: NonFiniteError, skip: Callable[[str], object]) -> None:
+        """As :class:`rltool.collect.Collector` does."""
+        self.left_out += 1
+        if self.left_out == 1:
+            skip(left_out_in_words(fault))
+        self.frames += fault.batch["next.reward"].numel()
+        self._behaviour.abandon_episodes()
+        self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
 
     def _act(self, state: TensorDictBase) -> TensorDictBase:
         """One action for every environment, in policy units."""
@@ -369,7 +395,8 @@ class TorchRLExperience:
                 name = key if isinstance(key, str) else ".".join(key)
                 raise NonFiniteError(
                     f"{name} of environment {env} is not finite at frame {self.frames + step * self._env.num_envs}. Nothing "
-                    "was learned from this batch; mend the environment"
+                    "was learned from this batch; mend the environment",
+                    named(batch),
                 )
 
     def shutdown(self) -> None:

@@ -21,7 +21,7 @@ from rltool.compiling import Compiler
 from rltool.console import Console
 from rltool.determinism import Determinism
 from rltool.devices import describe_device, quieten_libraries, resolve_device
-from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, Problem
+from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, Problem
 from rltool.evaluation import Evaluator
 from rltool.memory import check_memory
 from rltool.metrics import Meter, due
@@ -29,6 +29,7 @@ from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder
 from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
+from rltool.workers import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
@@ -60,7 +61,7 @@ def train(
     Raises:
         ConfigError: the environment or the device cannot be had, or the algorithm cannot learn in its spaces.
         NonFiniteError: an observation, a loss or a weight became NaN or infinite.
-        SystemExit: 128 + the signal's number after SIGINT or SIGTERM; a checkpoint has been saved.
+        SystemExit: 128 + the signal's number after SIGINT, SIGTERM or SIGUSR1; a checkpoint has been saved.
     """
     quieten_libraries()
     config.buffer.ready()
@@ -91,7 +92,12 @@ def train(
         noise = generator(seed, Stream.POLICY)
         frames = 0 if origin is None else origin.frames
         collector = env.collector(
-            algorithm, total_frames=config.total_frames, generator=noise, device=device, frames=frames
+            algorithm,
+            total_frames=config.total_frames,
+            generator=noise,
+            device=device,
+            frames=frames,
+            skip=console.warn if config.on_nonfinite == "skip" else None,
         )
         meter = Meter()
         # The collector comes first: starting its environments may draw from the generators that follow.
@@ -211,6 +217,7 @@ def built(
         device=device,
         budget=budget,
         seed=seed,
+        skip_nonfinite=config.on_nonfinite == "skip",
         compiler=compiler,
         note=note,
     )
@@ -282,6 +289,10 @@ def _recorded(
         with suppress(Exception):
             if isinstance(fault, EnvironmentFault):
                 record.save_last()  # what was learned is sound
+            if isinstance(fault, NonFiniteError) and fault.batch:
+                kept = home.path / f"nonfinite-{collector.frames}.safetensors"
+                checkpoint.write_tensors(kept, fault.batch, {"found": str(fault)})
+                fault.add_note(f"The batch is kept in {shown(kept)}")
         with suppress(OSError), open(home.log_path, "a", encoding="utf-8") as log:
             log.write(traceback.format_exc())
         with suppress(Exception):
@@ -441,13 +452,13 @@ class Interruption:
 
 @contextmanager
 def interrupts(note: Callable[[str], object] = str) -> Iterator[Interruption]:
-    """SIGINT and SIGTERM end the loop after its batch instead of in the middle (in the main thread; elsewhere they
-    are not ours to take)."""
+    """SIGINT, SIGTERM and SIGUSR1 (what batch systems send ahead of a time limit) end the loop after its batch instead of in
+    the middle (in the main thread; elsewhere they are not ours to take)."""
     interruption = Interruption(note)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    previous = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, interruption) for number in STOP_SIGNALS}
     try:
         yield interruption
     finally:

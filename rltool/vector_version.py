@@ -96,6 +96,9 @@ class VectorVersionEnv(VectorEnvBase):
     def reset(self) -> Leaves:
         return self._leaves(*self._called("reset", seed=self._seeds[0]))
 
+    def restart(self) -> Leaves:
+        return self._leaves(*self._called("reset"))
+
     def step(self, action: Array) -> Step:
         observation, *outcome, info = self._called("step", action)
         reward, terminated, truncated = (np.asarray(part) for part in outcome)

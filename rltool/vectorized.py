@@ -86,6 +86,10 @@ class VectorEnvBase(ABC):
             EnvironmentFault: an environment raised, broke its contract, or its worker process ended.
         """
 
+    @abstractmethod
+    def restart(self) -> Leaves:
+        """Starts every environment where its generator stands; leaves ``[num_envs, *shape]``."""
+
     def read_states(self) -> list[Arrays | None]:
         """The state of each environment in the middle of its episode; None where it cannot be saved."""
         return [None] * self.num_envs
@@ -110,9 +114,18 @@ class VectorEnvBase(ABC):
         generator: torch.Generator,
         device: torch.device,
         frames: int = 0,
+        skip: Callable[[str], object] | None = None,
     ) -> Collector:
         """A collector that steps these environments."""
-        return Collector(self, behaviour, total_frames=total_frames, generator=generator, device=device, frames=frames)
+        return Collector(
+            self,
+            behaviour,
+            total_frames=total_frames,
+            generator=generator,
+            device=device,
+            frames=frames,
+            skip=skip,
+        )
 
 
 def restarted(
@@ -193,6 +206,9 @@ class GymVectorEnv(VectorEnvBase):
 
     def reset(self) -> Leaves:
         return self._env.reset(self._seeds)
+
+    def restart(self) -> Leaves:
+        return self._env.reset([None] * self.num_envs)
 
     def step(self, action: Array) -> Step:
         return self._env.step(action)

@@ -33,6 +33,9 @@ from rltool.spaces import Array, LeafSpec, Leaves
 # once and know what plugins registered. Elsewhere fork is missing or unsafe.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
+# What asks a run to stop: Ctrl-C, a scheduler that ends it, and what one sends ahead of a time limit (not on Windows).
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
 
 class WorkerVectorEnv:
     """Gymnasium's ``AsyncVectorEnv`` of :class:`EnvContract`; what goes wrong in a worker is raised here, once.
@@ -54,8 +57,8 @@ class WorkerVectorEnv:
         with self._reports():
             self._env = _Workers(factories)
 
-    def reset(self, seeds: Sequence[int]) -> Leaves:
-        """Starts every environment at its own seed; leaves ``[num_envs, *shape]``."""
+    def reset(self, seeds: Sequence[int | None]) -> Leaves:
+        """Starts every environment at its own seed, or where its generator stands; leaves ``[num_envs, *shape]``."""
         with self._reports():
             observation, _ = self._env.reset(seed=list(seeds))
         return leaves_of(observation, self._leaves)
@@ -153,8 +156,8 @@ def make_in_worker(config: GymEnvConfig, index: int, world: int, parent: int) ->
     seed_world(world)
     # These reach every process of a group (Ctrl-C on a terminal, timeout, a scheduler); when to stop is for the process
     # that saves the checkpoint to say. A worker ends with its parent, whose end of the pipe then closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     try:
         return make_env(config, index)
     except ConfigError as error:

@@ -55,6 +55,7 @@ def runtime(
         device=torch.device(device),
         budget=config.total_frames,
         seed=0,
+        skip_nonfinite=config.on_nonfinite == "skip",
         compiler=Compiler(compiled, 1, notes.append),
         note=notes.append,
     )

@@ -106,6 +106,7 @@ FAULTS: dict[str, Callable[..., Result]] = {
 SIGNALS: dict[str, Callable[[], None]] = {
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     # As Ctrl-C on a terminal does: to every process of the group, workers included.
     "Ctrl-C": lambda: os.killpg(0, signal.SIGINT),
     # As timeout and schedulers do.

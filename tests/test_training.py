@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,6 +23,9 @@ from torch import Tensor
 
 import rltool
 from rltool import checkpoint, cli, training
+from rltool.algos.dqn import DQN
+from rltool.algos.ppo import PPO, STEP_METRICS
+from rltool.algos.sac import SAC
 from rltool.checkpoint import read_header, restore_random_state
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, WriteError
 from rltool.metrics import due
@@ -291,6 +295,16 @@ def test_episodes_that_cannot_go_on_start_anew_and_say_why(tmp_path: Path) -> No
     assert "open episodes start anew: Probe cannot be saved; all else continues" in log(tmp_path)
 
 
+def test_a_signal_ahead_of_a_time_limit_saves_and_ends_the_run(tmp_path: Path) -> None:
+    """SIGUSR1, as batch systems send it; 128 + 10."""
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "dqn", *PROBE, "env.kwargs={fault: SIGUSR1, at: 30}", "total_frames=400")
+    assert stopped.value.code == 128 + signal.SIGUSR1
+    assert (summary(tmp_path)["status"], summary(tmp_path)["error"]) == ("interrupted", "SIGUSR1")
+    assert read_header(tmp_path).frames == 60
+    assert f"train resume={tmp_path}" in log(tmp_path)
+
+
 def test_an_environment_that_draws_from_the_global_generator_goes_on_in_its_stream(tmp_path: Path) -> None:
     run(tmp_path, "dqn", *PROBE, "env.kwargs={obs: world}", "total_frames=100")
     state = read_header(tmp_path).state.random
@@ -415,17 +429,70 @@ def test_an_environment_that_raises_ends_the_run_with_everything_written(tmp_pat
         (
             "reward: 1e+30",
             ("algo.loss_function=l2",),
-            r"train/loss became inf within the frames up to 80\. Lower optim",
+            r"train/loss became inf at gradient step 1 of 2 within the frames up to 80\. Lower optim",
         ),
     ],
 )
 def test_a_number_that_is_not_finite_ends_the_run(
     tmp_path: Path, fault: str, overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(NonFiniteError, match=message):
+    with pytest.raises(NonFiniteError, match=message) as caught:
         run(tmp_path, "dqn", *PROBE, f"env.kwargs={{{fault}}}", *overrides, "total_frames=400")
     assert summary(tmp_path)["status"] == "failed"
     assert not list((tmp_path / "checkpoints").iterdir())
+    (kept,) = tmp_path.glob("nonfinite-*.safetensors")
+    assert caught.value.__notes__ == [f"The batch is kept in {kept}"]
+    with safe_open(str(kept), "pt") as file:
+        assert file.metadata() == {"found": str(caught.value)}
+    columns = safetensors.torch.load_file(kept)
+    if "NaN" in fault:
+        # Frame 120 is the first of its batch, [steps, num_envs].
+        assert columns["reward"].isnan().nonzero().tolist() == [[0, 0], [0, 1]]
+    else:
+        assert float(columns["next.reward"].max()) == float(np.float32(1e30))
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, backend: str) -> None:
+    """Each environment pays a NaN at its 61st step; the two batches around go on, all environments anew."""
+    words = [*PROBE, "env.kwargs={fault: reward NaN, at: 61, n: null, obs: t}", "on_nonfinite=skip", "total_frames=200"]
+    result = run(tmp_path, "dqn", *words, f"env.backend={backend}")
+    assert (result["status"], result["frames"]) == ("finished", 200)
+    assert result["left_out"] == {"batches": 1, "gradient_steps": 0}
+    assert log(tmp_path).count("reward of environment 0 is nan at frame 120") == 1
+    assert "1 batches left out, since they were not finite" in log(tmp_path)
+    buffer = tensors(tmp_path, "buffer-200.safetensors")
+    assert len(buffer["data.action"]) == 200 - 20
+    assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
+    # The episodes began anew after the batch that was left out, at frame 140.
+    assert buffer["frame.observation"][-2 * 31 :].min() == 0
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_gradients_that_are_not_finite_are_skipped_where_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    """Every fifth gradient step is a NaN; the others count, and the weights stay finite."""
+    kind: type[Any] = {"ppo": PPO, "dqn": DQN, "sac": SAC}[algo]
+    names = STEP_METRICS if kind is PPO else kind.step_metrics
+    made, gradient = [0], kind.gradient
+
+    def spoiled(self: Any, *arguments: Any) -> Any:
+        made[0] += 1
+        step, row, *rest = gradient(self, *arguments)
+        if made[0] % 5 == 0:
+            step, row = step * math.nan, row.clone()
+            row[names.index("train/grad_norm")] = math.nan
+        return step, row, *rest
+
+    monkeypatch.setattr(kind, "gradient", spoiled)
+    result = run(tmp_path, algo, "on_nonfinite=skip", "total_frames=300")
+    assert result["left_out"] == {"batches": 0, "gradient_steps": made[0] // 5}
+    assert result["updates"] == made[0] - made[0] // 5
+    assert made[0] >= 10
+    assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
+    with pytest.raises(NonFiniteError, match=r"^train/grad_norm became nan at gradient step \d of \d within the"):
+        run(tmp_path / "stop", algo, "total_frames=300")
 
 
 @pytest.mark.parametrize(

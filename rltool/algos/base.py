@@ -48,6 +48,7 @@ class Runtime:
         device: where networks and batches live.
         budget: frames over which schedules run (the budget as first started); 0 where there is no end.
         seed: seed of the run.
+        skip_nonfinite: leave out gradient steps that are not finite, instead of stopping.
         compiler: compiles functions where this run compiles.
         note: prints one line for the user.
     """
@@ -62,6 +63,7 @@ class Runtime:
     device: torch.device
     budget: int
     seed: int
+    skip_nonfinite: bool
     compiler: Compiler
     note: Callable[[str], None]
 
@@ -118,6 +120,7 @@ class Algorithm(ABC):
         weights: random numbers for initial weights.
         batch_frames: frames of a batch, a whole number of steps of all environments.
         extras: components from outside that a checkpoint keeps too (the collector's random numbers).
+        left_out: gradient steps that were left out, since they were not finite.
     """
 
     policy: GreedyPolicy
@@ -132,6 +135,7 @@ class Algorithm(ABC):
         self._num_envs = run.num_envs
         self.batch_frames = config.batch_frames(run.num_envs)
         self._warmup_frames = config.warmup_frames
+        self._skips, self._note, self.left_out = run.skip_nonfinite, run.note, 0
         self.masked = is_masked(run.leaves)
         self._random = RandomExplorer(run.actions, masked=self.masked)
         self._minibatch_order = generator(run.seed, Stream.MINIBATCH)
@@ -204,6 +208,18 @@ class Algorithm(ABC):
     def inspect(self) -> Metrics:
         """What is looked at only where a point is written, since it costs time: of the last update (nothing before)."""
         return {}
+
+    def leaves_out(self, gradient: Tensor, frames: int) -> bool:
+        """Whether to make no step along a gradient: it is not finite, and the run goes on in such a case."""
+        if not self._skips or bool(gradient.sum().isfinite()):
+            return False
+        self.left_out += 1
+        if self.left_out == 1:
+            self._note(
+                f"a gradient was not finite within the frames up to {frames:,}: its step is left out, and so are all "
+                "that follow like it (on_nonfinite=skip); summary.json counts them"
+            )
+        return True
 
     def leaves(self, batch: TensorDict, *, following: bool = False) -> TensorLeaves:
         """The observation leaves of a batch, or of what followed."""

@@ -136,14 +136,19 @@ class PPO(Algorithm):
             first = len(rows)
             for minibatch in self._buffer.epoch(data, config.minibatch_size):
                 gradient, row = self._gradient(minibatch)
-                self.optimizer.step(gradient)
-                rows.append(row)
-            if config.target_kl is not None:
+                if not self.leaves_out(gradient, frames):
+                    self.optimizer.step(gradient)
+                    rows.append(row)
+            if config.target_kl is not None and len(rows) > first:
                 kl = torch.stack([row[STEP_METRICS.index("policy/approx_kl")] for row in rows[first:]]).mean()
                 if float(kl) > 1.5 * config.target_kl:
                     break
+        if not rows:
+            return metrics
+        steps = torch.stack(rows)
+        self.optimizer.check(steps, STEP_METRICS, frames, lambda: data)
         self.counters.updates += len(rows)
-        metrics |= dict(zip(STEP_METRICS, torch.stack(rows).mean(0), strict=True))
+        metrics |= dict(zip(STEP_METRICS, steps.mean(0), strict=True))
         metrics["train/learning_rate"] = torch.tensor(learning_rate)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
         return metrics

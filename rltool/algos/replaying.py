@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from rltool.algos.base import Algorithm, Component, RandomState, Runtime
 from rltool.buffers import PrioritizedBuffer, ReplayBuffer
+from rltool.collect import named
 from rltool.metrics import Metrics
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import ReplayedAlgoConfig
@@ -96,15 +98,21 @@ class ReplayedAlgorithm(Algorithm):
 
         count, rows = config.updates_by(frames) - config.updates_by(before), list[Tensor]()
         for drawn in self.buffer.draw(count, config.minibatch_size):
-            td_errors: list[Tensor] = []
+            td_errors, first = list[Tensor](), len(rows)
             for now, following in zip(*(_rows(columns) for columns in self.columns(drawn)), strict=True):
                 gradient, row, td_error = self._gradient(now, following)
+                if self.leaves_out(gradient, frames):
+                    # What cannot be learned from is drawn as seldom as possible.
+                    td_errors.append(torch.zeros_like(td_error))
+                    continue
                 self.optimizer.step(gradient)
                 self.after_step()
                 rows.append(row)
                 td_errors.append(td_error)
+            if len(rows) > first:
+                self.optimizer.check(torch.stack(rows[first:]), self.step_metrics, frames, partial(named, drawn))
             self.buffer.update_priority(drawn, torch.stack(td_errors))
-        self.counters.updates += count
+        self.counters.updates += len(rows)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
         if rows:
             metrics |= dict(zip(self.step_metrics, torch.stack(rows).mean(0), strict=True))
