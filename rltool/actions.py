@@ -93,6 +93,11 @@ class ActionSpec:
         """Shape of one action in the policy's units: ``()`` for one choice, else one entry a choice or a dimension."""
         return () if self.kind == "discrete" else (len(self.nvec) or len(self.low),)
 
+    @property
+    def policy_dtype(self) -> str:
+        """NumPy name of the type of an action in the policy's units."""
+        return "float32" if self.continuous else "int64"
+
     @cached_property
     def _bounds(self) -> tuple[Array, Array, Array]:
         low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
@@ -157,7 +162,7 @@ class ActionSpec:
         """Room for actions in policy units, ``[*batch, *policy_shape]``."""
         import torch
 
-        return torch.empty((*batch, *self.policy_shape), dtype=torch.float32 if self.continuous else torch.int64)
+        return torch.empty((*batch, *self.policy_shape), dtype=getattr(torch, self.policy_dtype))
 
     def random(self, count: int, generator: torch.Generator) -> Tensor:
         """Random actions in policy units, ``[count, *policy_shape]``: each choice uniform, each dimension uniform where

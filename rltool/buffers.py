@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,12 +13,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rltool.errors import ConfigError, Problem
+from rltool.memory import check_disk, check_memory
 from rltool.spaces import Array, Key, LeafSpec, Leaves, nested
 
 if TYPE_CHECKING:
+    from rltool.actions import ActionSpec
     from rltool.schema import PrioritizedBufferConfig, ReplayBufferConfig, RolloutBufferConfig
 
 Storage = Literal["memory", "memmap"]
+
+# Room for frames aside at first: one for so many rows of the ring.
+_ASIDE = 64
 
 
 class RolloutBuffer:
@@ -61,9 +65,10 @@ class ReplayBuffer:
         generator: its random numbers, on the CPU.
         device: where minibatches go; the tables stay in host memory.
         leaves: what an observation is made of: entries of a batch, and of its ``next``, that are stored once.
+        actions: the action space, in whose policy units actions are stored.
 
     Raises:
-        ConfigError: the buffer would not fit into the memory that is free.
+        ConfigError: the buffer would not fit into the memory, or onto the disk, that is free.
     """
 
     def __init__(
@@ -73,10 +78,10 @@ class ReplayBuffer:
         generator: torch.Generator,
         device: torch.device,
         leaves: Sequence[LeafSpec],
+        actions: ActionSpec,
     ) -> None:
         self.size = config.size
-        if config.storage == "memory":
-            check_memory(config.size, leaves)
+        check_room(config, leaves, actions)
         self._generator, self._device, self._storage = generator, device, config.storage
         self._stacks = {
             stack: tuple(leaf.key for leaf in leaves if leaf.stack == stack)
@@ -221,9 +226,10 @@ class PrioritizedBuffer(ReplayBuffer):
         generator: torch.Generator,
         device: torch.device,
         leaves: Sequence[LeafSpec],
+        actions: ActionSpec,
     ) -> None:
         check_compiled_extension()
-        super().__init__(config, generator=generator, device=device, leaves=leaves)
+        super().__init__(config, generator=generator, device=device, leaves=leaves, actions=actions)
         self._config, self._beta = config, config.beta.start
 
     def _start(self, num_envs: int) -> None:
@@ -345,7 +351,7 @@ class Frames:
         newest = self._newest(seen, 2)
         if not self._ring:
             self._ring = _tables(self._storage, self._rows, newest, 2)
-            self._aside = _tables(self._storage, self._rows // 64 + 1, newest, 2)
+            self._aside = _tables(self._storage, self._rows // _ASIDE + 1, newest, 2)
         cut, fresh = self._breaks(number, seen, led)
         ended = np.nonzero(cut[1:])
         final = _at(led, ended)
@@ -498,7 +504,7 @@ class Frames:
         self._first = int(numbers[0])
         self._where[numbers % self._rows] = where
         self._ring = _tables(self._storage, self._rows, frames, 1)
-        self._aside = _tables(self._storage, max(self._rows // 64 + 1, len(next(iter(aside.values())))), frames, 1)
+        self._aside = _tables(self._storage, max(self._rows // _ASIDE + 1, len(next(iter(aside.values())))), frames, 1)
         for key in self._keys:
             self._ring[key][numbers % self._rows] = frames[key][-self._rows :]
         self._put(aside)
@@ -578,35 +584,42 @@ def check_compiled_extension() -> None:
         ) from error
 
 
-def check_memory(size: int, leaves: Sequence[LeafSpec]) -> None:
-    """Asks whether a replay buffer fits into the memory that is free now, but for the frames at the ends of episodes.
+def check_room(
+    config: ReplayBufferConfig | PrioritizedBufferConfig, leaves: Sequence[LeafSpec], actions: ActionSpec
+) -> None:
+    """Asks whether a replay buffer fits into what is free now.
 
     Raises:
         ConfigError: it does not; names the bytes needed and the bytes free.
     """
-    frames = sum(math.prod(leaf.shape) // leaf.stack * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-    where = sum(4 * (2 * stack - 1) for stack in {leaf.stack for leaf in leaves})
-    # One frame a step and where the others lie; the action (int64), the reward (float32) and three flags.
-    needed = size * (frames + where + 8 + 4 + 3)
-    free = _free_memory()
-    if free is not None and needed > free:
-        raise ConfigError(
-            Problem(
-                "buffer.size",
-                f"{size:,} transitions need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free",
-                "Lower it, or keep the buffer on disk with buffer.storage=memmap",
-            )
-        )
+    tables, rest = room(config, leaves, actions)
+    what = f"{config.size:,} transitions"
+    if config.storage == "memmap":
+        check_disk(tables, "buffer.size", what, "Lower it, or let TMPDIR name a directory with more room")
+        check_memory(rest, "buffer.size", f"{what}, though they lie on disk,", "Lower it")
+    else:
+        hint = "Lower it, or keep the buffer on disk with buffer.storage=memmap"
+        check_memory(tables + rest, "buffer.size", what, hint)
 
 
-def _free_memory() -> int | None:
-    """Bytes of memory that can still be had, where the system says so (Linux)."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+def room(
+    config: ReplayBufferConfig | PrioritizedBufferConfig, leaves: Sequence[LeafSpec], actions: ActionSpec
+) -> tuple[int, int]:
+    """Bytes of a full replay buffer, but for the few rows that a ring has more and what lies aside beyond its first room.
+
+    Returns:
+        Those of the tables, which lie in memory or in mapped files; and those that are in memory in either case.
+    """
+    size = config.size
+    action = math.prod(actions.policy_shape) * np.dtype(actions.policy_dtype).itemsize
+    reward, flags = 4, 3
+    frame = sum(math.prod(leaf.shape) // leaf.stack * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    tables = size * (action + reward + flags + frame) + size // _ASIDE * frame
+    rest = size * sum(4 * (2 * stack - 1) for stack in {leaf.stack for leaf in leaves})
+    if config.kind == "prioritized":
+        # Sums and minima: a tree each, of float32, over the next power of two above the size.
+        rest += 2 * 2 * 4 * 2 ** size.bit_length()
+    return tables, rest
 
 
 def _dotted(key: str | tuple[str, ...]) -> str:

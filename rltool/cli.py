@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train an agent",
     "eval": "evaluate a checkpoint",
+    "checkpoint": "what a checkpoint holds, without importing torch",
     "list": "the environments, algorithms and other options there are",
     "config": "the resolved configuration, and where each value came from",
     "env": "look at an environment: spaces, a random rollout, what is wrong with it",
@@ -37,6 +38,7 @@ COMMANDS = {
 OPTIONS = {
     "train": ("--help", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--hydra-help"),
     "eval": ("--help",),
+    "checkpoint": ("--help", "--json"),
     "list": ("--help", "--config-dir"),
     "config": ("--help", "--config-dir", "--json", "--yaml"),
     "env": ("--help", "--config-dir"),
@@ -232,8 +234,9 @@ def parse(command: str, words: Sequence[str]) -> Options:
             choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
         )
         parser.add_argument("--hydra-help", action="store_true")
-    if command == "config":
+    if "--json" in OPTIONS[command]:
         parser.add_argument("--json", action="store_true")
+    if command == "config":
         parser.add_argument("--yaml", action="store_true")
     if command == "tune-speed":
         parser.add_argument("--seconds", type=_seconds, default=2.0)

@@ -61,8 +61,8 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
         return
     options = parse(command, rest)
     files = options.files()
-    if command == "init":
-        return  # a name that is not there yet
+    if command in ("init", "checkpoint"):
+        return  # a name that is not there yet; a path, which the shell completes itself
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))
         return

@@ -35,6 +35,11 @@ _EXAMPLES = {
         ("rltool eval checkpoint=best.ckpt video=true episodes=3", "a video of each"),
         ("rltool eval checkpoint=best.ckpt env.kwargs.sutton_barto_reward=true", "a changed environment"),
     ),
+    "checkpoint": (
+        ("rltool checkpoint runs/cartpole-dqn/…", "the newest of a run"),
+        ("rltool checkpoint best.ckpt --json", "for programs"),
+        ("rltool checkpoint runs/…/checkpoints/buffer-50000.safetensors", ""),
+    ),
     "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),
     "config": (
         ("rltool config algo=ppo env=cartpole optim.lr=1e-3", "YAML, with the source of each value"),
@@ -54,6 +59,7 @@ _EXAMPLES = {
 _USAGE = {
     "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "eval": "rltool eval checkpoint=PATH [KEY=VALUE …]",
+    "checkpoint": "rltool checkpoint PATH [options]",
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
@@ -65,6 +71,9 @@ _ABOUT = {
     "top. A run gets a directory under runs/ with its checkpoints, metrics and TensorBoard events.",
     "eval": "Evaluates the policy in a checkpoint. The environment and the network come from the checkpoint itself, which can "
     "lie anywhere.",
+    "checkpoint": "Prints what a checkpoint holds: the run, how far it is, its evaluations, its tensors, whether open episodes and a "
+    "replay buffer go with it, and what to type next. PATH is a .ckpt file, a run directory (its newest whole checkpoint), or "
+    "a stored replay buffer. torch is not imported.",
     "list": "Lists the options of a group (env, algo, network, …; plurals are fine) with a line about each, or all groups.",
     "config": "Prints the configuration that rltool train would run with the same words, and where each value came from. "
     "Trains nothing.",
@@ -82,7 +91,7 @@ _OPTIONS = {
     "--cfg": ("--cfg job", "print the composed configuration and stop"),
     "--info": ("--info [WHAT]", "how it was composed: all, defaults, searchpath, …"),
     "--hydra-help": ("--hydra-help", "what Hydra's own settings are (hydra.run.dir=…, hydra/launcher=…)"),
-    "--json": ("--json", "as JSON: each key with its value and source"),
+    "--json": ("--json", "as JSON, for programs"),
     "--yaml": ("--yaml", "as plain YAML, without sources"),
     "--seconds": ("--seconds SECONDS", "how long each setting is tried; 2 unless given"),
     "--help": ("-h, --help", "this page; with algo=dqn, optim=sgd, … the keys of that choice"),
@@ -104,7 +113,7 @@ def overview() -> str:
         "  rltool COMMAND [KEY=VALUE …] [options]",
         "",
         _heading("commands"),
-        *_columns(COMMANDS.items(), 10),
+        *_columns(COMMANDS.items(), 12),
         "",
         _heading("examples"),
         "  rltool train algo=ppo env=inverted_double_pendulum",

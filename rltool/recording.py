@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,12 +12,13 @@ from rltool.checkpoint import BEST, LAST, Saver, State, random_state
 from rltool.errors import NonFiniteError, WriteError
 from rltool.evaluation import EvalReport, Evaluator
 from rltool.metrics import Meter, Metrics, due
-from rltool.runs import versions
+from rltool.runs import program, shown, versions
 
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
     from rltool.collect import Collector
     from rltool.console import Console
+    from rltool.determinism import Determinism
     from rltool.logs import Logger
     from rltool.schema import RunConfig
 
@@ -82,6 +80,7 @@ class Recorder:
         logger, console, saver: where records go.
         identity: the part of a checkpoint's state that does not change while this process runs.
         restored: the state that a resumed run starts from.
+        determinism: says whether the run repeats.
     """
 
     def __init__(
@@ -97,8 +96,9 @@ class Recorder:
         saver: Saver,
         identity: dict[str, object],
         restored: State | None,
+        determinism: Determinism,
     ) -> None:
-        self.config = config
+        self.config, self._determinism = config, determinism
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
         self._logger, self._console, self._saver = logger, console, saver
         self._identity = identity
@@ -250,6 +250,7 @@ class Recorder:
             "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
             "left_out": {"batches": self._collector.left_out, "gradient_steps": self._algorithm.left_out},
             "compiled": self._identity["compiled"],
+            "deterministic": self._determinism.summary(cast("int", self.config.seed)),
             "versions": versions(),
         }
 
@@ -303,16 +304,3 @@ class Recorder:
         if self.config.logging.kind == "tensorboard":
             commands.append(f"{program('tensorboard')} --logdir {shown(self._saver.directory.parent)}")
         return commands
-
-
-def program(name: str) -> str:
-    """A command as a user can type it: by its path where its environment is not activated."""
-    beside = Path(sys.executable).parent / name
-    return shown(beside) if shutil.which(name) is None and beside.is_file() else name
-
-
-def shown(path: Path) -> str:
-    """The path as a user would type it from here; absolute where this process has changed into the run directory."""
-    relative = os.path.relpath(path)
-    moved = Path("config.yaml").is_file() and Path("checkpoints").is_dir()
-    return str(path.absolute()) if relative.startswith("..") or moved else relative

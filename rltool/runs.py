@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -231,6 +233,19 @@ def git_commit(cwd: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None  # provenance is a service: no git, no repository and no commit yet are all "unknown"
     return answer.stdout.strip() or None
+
+
+def program(name: str) -> str:
+    """A command as a user can type it: by its path where its environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    return shown(beside) if shutil.which(name) is None and beside.is_file() else name
+
+
+def shown(path: Path) -> str:
+    """The path as a user would type it from here; absolute where this process has changed into the run directory."""
+    relative = os.path.relpath(path)
+    moved = Path("config.yaml").is_file() and Path("checkpoints").is_dir()
+    return str(path.absolute()) if relative.startswith("..") or moved else relative
 
 
 def _literal(value: object) -> object:

@@ -19,13 +19,15 @@ from rltool.algos.base import RandomState, Runtime
 from rltool.checkpoint import Header, Saver
 from rltool.compiling import Compiler
 from rltool.console import Console
+from rltool.determinism import Determinism
 from rltool.devices import describe_device, quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, Problem
 from rltool.evaluation import Evaluator
+from rltool.memory import check_memory
 from rltool.metrics import Meter, due
 from rltool.nets import Preprocessor, network, parameter_count
-from rltool.recording import Recorder, program, shown
-from rltool.runs import RunDirectory, git_commit, versions
+from rltool.recording import Recorder
+from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
 from rltool.workers import STOP_SIGNALS
 
@@ -73,7 +75,7 @@ def train(
         console = stack.enter_context(Console(config))
         sessions = 1 if origin is None else origin.state.sessions + 1
         env = stack.enter_context(closing(cast("GymVectorEnv", config.env.build(seed=seed, session=sessions - 1))))
-        config = config.model_copy(update={"seed": seed, "env": env.resolved_config})
+        asked, config = config, config.model_copy(update={"seed": seed, "env": env.resolved_config})
         reason = "" if config.device != "auto" or device.type == "cpu" else too_small_for_a_gpu(config, env)
         if reason:
             device = torch.device("cpu")
@@ -110,6 +112,7 @@ def train(
         elif config.init is not None:
             _initialise(algorithm, env, checkpoint.read_header(Path(config.init)))
             algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
+        _check_batches(config, algorithm)
 
         continues = (
             origin is not None
@@ -156,6 +159,7 @@ def train(
             saver=saver,
             identity=identity,
             restored=restored,
+            determinism=Determinism(asked.seed, getattr(asked.env, "backend", None), device),
         )
         parts = parameter_count(
             *(part for part in algorithm.components().values() if isinstance(part, torch.nn.Module))
@@ -356,6 +360,20 @@ def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None
         checkpoint.load(algorithm, header.path, only=("policy", "critic", "target", "normalizer"))
     except CheckpointError as error:
         raise ConfigError(Problem("init", f"its networks do not fit this algorithm and network: {error}")) from error
+
+
+def _check_batches(config: RunConfig, algorithm: Algorithm) -> None:
+    """Asks whether the largest batch fits into the memory that is free.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    frames, key = algorithm.batch_frames, "algo.frames_per_batch"
+    # Random warm-up is one batch, but with TorchRL's collector, whose batches have one size.
+    if algorithm.frames_per_batch > frames and not config.env.whole_batches:
+        frames, key = algorithm.frames_per_batch, "algo.warmup_frames"
+    needed = frames * algorithm.bytes_per_frame()
+    check_memory(needed, key, f"{frames:,} frames at a time", "Lower it, or make the observations smaller")
 
 
 def _check_alike(env: GymVectorEnv, evaluator: Evaluator) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -13,8 +15,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rltool import buffers
-from rltool.buffers import Frames, PrioritizedBuffer, ReplayBuffer, check_memory
+from rltool import memory
+from rltool.actions import ActionSpec
+from rltool.buffers import Frames, PrioritizedBuffer, ReplayBuffer, check_room, room
 from rltool.errors import ConfigError
 from rltool.schema import Anneal, PrioritizedBufferConfig, ReplayBufferConfig
 from rltool.spaces import Array, Key, LeafSpec, mask_spec
@@ -26,6 +29,7 @@ ROOM = LeafSpec(("observation", "room"), "discrete", (), "int64", (5,), (0,))
 MASK = mask_spec(3)
 PLAIN = (LeafSpec(("observation",), "box", (4,), "float32"),)
 EVERYTHING = (CAMERA, PAIR, SPEED, ROOM, MASK)
+NINE = ActionSpec("discrete", (), "int64", (9,), (0,))
 BOOLEAN = {MASK.key}  # a mask is stored as it comes
 
 Leaves = dict[Key, Array]
@@ -34,23 +38,27 @@ Leaves = dict[Key, Array]
 def uniform(size: int, leaves: Sequence[LeafSpec] = PLAIN, storage: str = "memory", seed: int = 0) -> ReplayBuffer:
     config = ReplayBufferConfig(kind="replay", size=size, storage=cast("Any", storage))
     return ReplayBuffer(
-        config, generator=torch.Generator().manual_seed(seed), device=torch.device("cpu"), leaves=leaves
+        config, generator=torch.Generator().manual_seed(seed), device=torch.device("cpu"), leaves=leaves, actions=NINE
     )
+
+
+UNIFORM = ReplayBufferConfig(kind="replay", size=999, storage="memory")
+PRIORITIZED = PrioritizedBufferConfig(
+    kind="prioritized",
+    size=999,
+    storage="memory",
+    alpha=1.0,
+    beta=Anneal(start=1.0, end=1.0, frames=None),
+    eps=1e-6,
+)
 
 
 def prioritized(
     size: int, leaves: Sequence[LeafSpec] = PLAIN, storage: str = "memory", seed: int = 0, alpha: float = 1.0
 ) -> PrioritizedBuffer:
-    config = PrioritizedBufferConfig(
-        kind="prioritized",
-        size=size,
-        storage=cast("Any", storage),
-        alpha=alpha,
-        beta=Anneal(start=1.0, end=1.0, frames=None),
-        eps=1e-6,
-    )
+    config = PRIORITIZED.model_copy(update={"size": size, "storage": storage, "alpha": alpha})
     return PrioritizedBuffer(
-        config, generator=torch.Generator().manual_seed(seed), device=torch.device("cpu"), leaves=leaves
+        config, generator=torch.Generator().manual_seed(seed), device=torch.device("cpu"), leaves=leaves, actions=NINE
     )
 
 
@@ -426,13 +434,49 @@ def test_what_lies_aside_leaves_with_its_transitions(leaves: Sequence[LeafSpec])
     assert 20 < in_use <= len(table) <= 4 * in_use
 
 
-def test_memory_that_is_asked_for_is_memory_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = uniform(999, EVERYTHING)
-    buffer.extend(World(EVERYTHING).batch(1))
-    rings = [table for frames in buffer._frames for table in (frames._where, *frames._ring.values())]
-    # Ring and columns, without the few rows that a ring has more than the buffer.
-    row = sum(table.nbytes // len(table) for table in [*rings, *buffer._columns.values()])
-    monkeypatch.setattr(buffers, "_free_memory", lambda: 999 * row)
-    check_memory(999, EVERYTHING)
-    with pytest.raises(ConfigError, match=r"1,000 transitions need .* GiB, and .* GiB of memory are free"):
-        check_memory(1000, EVERYTHING)
+ACTIONS = {
+    "discrete": NINE,
+    "pair": ActionSpec("multi_discrete", (2,), "int64", (3, 3), (0, 0)),
+    "box": ActionSpec("box", (2, 3), "float64", low=(-1.0,) * 6, high=(1.0,) * 6),
+}
+
+
+@pytest.mark.parametrize("make", [uniform, prioritized])
+@pytest.mark.parametrize("name", ACTIONS)
+def test_memory_that_is_asked_for_is_memory_that_is_used(monkeypatch: pytest.MonkeyPatch, make: Any, name: str) -> None:
+    actions, size = ACTIONS[name], 999
+    buffer = make(size, EVERYTHING)
+    batch = World(EVERYTHING).batch(1)
+    batch["action"] = actions.empty(*batch.batch_size).zero_()
+    buffer.extend(batch)
+    rings = [table for frames in buffer._frames for table in frames._ring.values()]
+    aside = [table for frames in buffer._frames for table in frames._aside.values()]
+    where = [frames._where for frames in buffer._frames]
+    # Without the few rows that a ring has more than the buffer.
+    rows = [table.nbytes // len(table) for table in [*rings, *buffer._columns.values()]]
+    tables = size * sum(rows) + size // 64 * sum(table.nbytes // len(table) for table in aside)
+    rest = size * sum(table.nbytes // len(table) for table in where)
+    # Two trees of float32, over the next power of two.
+    rest += 2 * 2 * 1024 * 4 if make is prioritized else 0
+    config = PRIORITIZED if make is prioritized else UNIFORM
+    assert room(config, EVERYTHING, actions) == (tables, rest)
+    check = partial(check_room, leaves=EVERYTHING, actions=actions)
+
+    monkeypatch.setattr(memory, "free_memory", lambda: tables + rest)
+    check(config)
+    monkeypatch.setattr(memory, "free_memory", lambda: tables + rest - 1)
+    with pytest.raises(
+        ConfigError, match=r"^buffer\.size: 999 transitions need 0\.0 GiB, and 0\.0 GiB of memory are free"
+    ):
+        check(config)
+    mapped = config.model_copy(update={"storage": "memmap"})
+    monkeypatch.setattr(memory, "free_memory", lambda: rest)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=tables))
+    check(mapped)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=tables - 1))
+    with pytest.raises(ConfigError, match=r"0\.0 GiB of disk are free in .*TMPDIR"):
+        check(mapped)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=tables))
+    monkeypatch.setattr(memory, "free_memory", lambda: rest - 1)
+    with pytest.raises(ConfigError, match=r"though they lie on disk, need 0\.0 GiB"):
+        check(mapped)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import rltool
 from rltool import cli, registry
@@ -185,6 +188,7 @@ def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -
         ["train", "algo=pp0"],
         ["eval", "episodes=0"],
         ["env", "env=cartpol"],
+        ["checkpoint"],
         ["init"],
         ["lst"],
         ["-sc", "install=bash"],
@@ -706,6 +710,109 @@ def test_eval_refuses_before_the_first_episode(command: Rltool, evaluation: list
     assert said in answer.err
 
 
+# ---------------------------------------------------------------------------------------------------------- checkpoint
+
+
+def test_checkpoint_prints_what_a_run_holds(command: Rltool, dqn_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(dqn_run.parent)
+    answer = command("checkpoint", dqn_run.name)
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    # Paths and commands are whole, to be copied; all else fits.
+    assert not [line for line in lines if len(line) > 80 and dqn_run.name not in line]
+    for pattern in (
+        rf"checkpoint +{dqn_run.name}/checkpoints/last\.ckpt",
+        r"file +\d+\.\d kB, format 1",
+        r"run +dqn on CartPole-v1, network auto, seed \d+",
+        r"spaces +observation Box\(4,\) → Discrete\(2\)",
+        r"frames +400 of 400; \d+ episodes, 34 updates",
+        r"open episodes +yes, .*",
+        r"replay buffer +buffer-400\.safetensors: 400 transitions, \d+\.\d kB",
+        r"compiled +no",
+        r"policy +4 +456 B +\[16\], \[16, 4\], \[2\], \[2, 16\]",
+        r"counters +2 +16 B +2 scalars",
+        rf"  .*rltool eval checkpoint={dqn_run.name}/checkpoints/last\.ckpt",
+        rf"  .*rltool train resume={dqn_run.name} total_frames=800",
+    ):
+        assert any(re.fullmatch(pattern, line) for line in lines), pattern
+
+
+def test_checkpoint_prints_json(command: Rltool, ppo_run: Path, dqn_run: Path) -> None:
+    file = ppo_run / "checkpoints/best.ckpt"
+    found = json.loads(command("checkpoint", str(file), "--json").out)
+    assert (found["kind"], found["path"], found["bytes"]) == ("checkpoint", str(file), file.stat().st_size)
+    assert (found["algo"], found["env"], found["network"], found["sessions"]) == ("ppo", "Pendulum-v1", "auto", 1)
+    assert (found["frames"], found["total_frames"], found["buffer"]) == (352, 352, None)
+    assert found["best_evaluation"] == {"mean": found["last_evaluation"], "frames": 352}
+    assert found["normalizer"] == {"observation": 352}
+    assert found["open_episodes"]
+    assert found["tensors"]["policy.log_std"] == {"dtype": "F32", "shape": [1], "bytes": 4}
+    assert sum(tensor["bytes"] for tensor in found["tensors"].values()) < found["bytes"]
+    assert [word.partition(" ")[2] for word in found["next"]] == [
+        f"eval checkpoint={file}",
+        f"train resume={file} total_frames=704",
+    ]
+    beside = json.loads(command("checkpoint", str(dqn_run / "checkpoints/last.ckpt"), "--json").out)["buffer"]
+    assert (Path(beside["path"]).name, beside["transitions"]) == ("buffer-400.safetensors", 400)
+
+
+def test_checkpoint_prints_a_stored_replay_buffer(command: Rltool, dqn_run: Path) -> None:
+    file = dqn_run / "checkpoints/buffer-400.safetensors"
+    answer = command("checkpoint", str(file))
+    assert answer.code == 0
+    for pattern in (
+        r"transitions +400, of 2 environments side by side",
+        r"priorities +none: drawn uniformly",
+        r"belongs to +last\.ckpt, 400\.ckpt",
+        r"data +5 +\d+\.\d kB +\[400\], 4 × \[400, 1\]",
+    ):
+        assert re.search(rf"^{pattern}$", answer.out, re.MULTILINE), pattern
+    found = json.loads(command("checkpoint", str(file), "--json").out)
+    assert (found["kind"], found["transitions"], found["num_envs"], found["steps"]) == ("buffer", 400, 2, 400)
+    assert found["tensors"]["data.action"] == {"dtype": "I64", "shape": [400], "bytes": 3200}
+
+
+def test_checkpoint_says_that_a_moved_file_lacks_its_buffer(command: Rltool, dqn_run: Path, tmp_path: Path) -> None:
+    shutil.copy(dqn_run / "checkpoints/last.ckpt", tmp_path / "a b.ckpt")
+    answer = command("checkpoint", "a b.ckpt")
+    assert answer.code == 0
+    assert re.search(r"^replay buffer +no buffer-400\.safetensors beside it", answer.out, re.MULTILINE)
+    assert "train 'resume=a b.ckpt'" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected one path, found none. Give a file or a run directory"),
+        (["a.ckpt", "b.ckpt"], "expected one path, found a.ckpt b.ckpt"),
+        (["checkpoint=a.ckpt"], "expected one path, found checkpoint=a.ckpt"),
+        (["nothing.ckpt"], "there is no file"),
+        (["."], "is a directory without checkpoints"),
+        (["cut.ckpt"], "is not a whole checkpoint"),
+        (["cut.safetensors"], "is no whole safetensors file"),
+        (["weights.safetensors"], "is no stored replay buffer of rltool's"),
+        (["cut.ckpt", "--jsn"], "Did you mean --json?"),
+    ],
+)
+def test_checkpoint_refuses_what_is_none(command: Rltool, tmp_path: Path, words: list[str], said: str) -> None:
+    save_file({"weight": np.zeros(3)}, tmp_path / "weights.safetensors")
+    for name in ("cut.ckpt", "cut.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / "weights.safetensors").read_bytes()[:20])
+    answer = command("checkpoint", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+
+
+def test_checkpoint_needs_no_torch(dqn_run: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom rltool.cli import main\n"
+        f"code = main(['checkpoint', {str(dqn_run)!r}])\n"
+        "sys.exit(str({'torch', 'torchrl', 'tensordict'} & set(sys.modules) or '') or code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=_env())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # -------------------------------------------------------------------------------------------------- list, config, shell
 
 
@@ -759,7 +866,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rltool ", "train eval list config env tune-speed init"),
+        ("rltool ", "train eval checkpoint list config env tune-speed init"),
         ("rltool tr", "train"),
         ("rltool train algo=", "algo=dqn algo=ppo algo=sac"),
         ("rltool train -m seed=1,2 env=cart", "env=cartpole"),
@@ -772,6 +879,8 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool env env=cartpole che", "check="),
         ("rltool init ", ""),
         ("rltool init --", "--help"),
+        ("rltool checkpoint ru", ""),  # the shell completes paths
+        ("rltool checkpoint --", "--help --json"),
     ],
 )
 def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:

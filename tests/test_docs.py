@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 from probes import TINY
+from safetensors import safe_open
 
 from rltool import registry
+from rltool.actions import ActionSpec
+from rltool.checkpoint import State
 from rltool.cli import main
 from rltool.config import load_node
 from rltool.configfiles import ConfigFiles
+from rltool.spaces import LeafSpec
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = ("environments", "extending")
@@ -86,3 +92,50 @@ def test_the_list_of_wrappers_is_a_valid_one() -> None:
     wrappers = load_node("env", node).wrappers  # type: ignore[attr-defined]
     assert [wrapper.name for wrapper in wrappers][-1] == "ClipReward"
     assert not wrappers[-1].eval
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def table(heading: str) -> dict[str, str]:
+    """The first two cells of each row of the table under a heading of docs/checkpoints.md, by what stands in backticks."""
+    text = (DOCS / "checkpoints.md").read_text(encoding="utf-8").partition(f"### {heading}\n")[2].partition("\n#")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: row[1] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_the_reader_of_checkpoints_needs_safetensors_and_json_alone(ppo_run: Path) -> None:
+    (reader,) = blocks("checkpoints", "python")
+    assert len(reader.splitlines()) == 10
+    loaded = "import sys\nassert not {'rltool', 'torch', 'gymnasium', 'pydantic'} & set(sys.modules)\n"
+    command = [sys.executable, "-c", reader + loaded]
+    done = subprocess.run(command, cwd=ppo_run / "checkpoints", capture_output=True, text=True)
+    assert done.stderr == ""
+    first, *rest = done.stdout.splitlines()
+    assert first == "ppo on Pendulum-v1 at frame 352"
+    assert "policy.log_std float32 (1,)" in rest
+    with safe_open(ppo_run / "checkpoints/last.ckpt", framework="numpy") as file:
+        assert [line.split()[0] for line in rest] == list(file.keys())
+
+
+def test_every_field_of_a_checkpoint_is_explained() -> None:
+    told = table("The JSON")
+    assert set(told) >= {field.name for field in fields(State)}
+    for name, spec in (("leaves", LeafSpec), ("actions", ActionSpec)):
+        assert {field.name for field in fields(spec)} == set(re.findall(r"`(\w+)`", told[name]))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_every_component_of_a_checkpoint_is_explained(request: pytest.FixtureRequest, algo: str) -> None:
+    directory = request.getfixturevalue(f"{algo}_run") / "checkpoints"
+    with safe_open(directory / "last.ckpt", framework="numpy") as file:
+        assert {name.partition(".")[0] for name in file.keys()} <= set(table("The tensors"))  # noqa: SIM118
+
+
+def test_every_tensor_of_a_stored_buffer_is_explained(dqn_run: Path) -> None:
+    told = {re.sub(r"<\w+>", "…", name) for name in table("The replay buffer")} | {"data.next.reward"}
+    told |= {f"data.next{name}" for name in told if name.startswith(".")}
+    (path,) = dqn_run.glob("checkpoints/buffer-*.safetensors")
+    with safe_open(path, framework="numpy") as file:
+        names = {re.sub(r"(?<=frame\.|aside\.|where\.).+", "…", name) for name in file.keys()}  # noqa: SIM118
+    assert names <= told

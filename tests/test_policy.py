@@ -262,7 +262,7 @@ def test_a_policy_of_a_large_or_prioritised_buffer_needs_none(tmp_path: Path, mo
         raise ConfigError("the compiled extension is missing")
 
     monkeypatch.setattr("rltool.buffers.check_compiled_extension", refuse)
-    monkeypatch.setattr("rltool.buffers._free_memory", lambda: 1000)
+    monkeypatch.setattr("rltool.memory.free_memory", lambda: 1000)
     assert load_policy(tmp_path)(observations(2, 4)).shape == (2,)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -128,6 +130,7 @@ class Algorithm(ABC):
         self.counters = Counters()
         self.extras: dict[str, Component] = {}
         self.preprocessor = Preprocessor(run.leaves, normalize=config.normalize_observation).to(run.device)
+        self._leaves = tuple(run.leaves)
         self._keys: tuple[Key, ...] = tuple(spec.key for spec in run.leaves)
         self._num_envs = run.num_envs
         self.batch_frames = config.batch_frames(run.num_envs)
@@ -169,6 +172,13 @@ class Algorithm(ABC):
     def frames_per_batch(self) -> int:
         """Frames of the next batch (a collector may round up to whole steps of its environments)."""
         return self._warmup_frames - self.counters.warmup if self.warming_up else self.batch_frames
+
+    def bytes_per_frame(self) -> int:
+        """Memory that a frame of a batch takes at least, until it has been learned from: the observation and the one that
+        follows, the action, the reward and three flags."""
+        observation = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in self._leaves)
+        action = math.prod(self.actions.policy_shape) * np.dtype(self.actions.policy_dtype).itemsize
+        return 2 * observation + action + 4 + 3
 
     def update(self, batch: TensorDict, frames: int) -> Metrics:
         """Learns from a batch, then feeds the observation statistics with it.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
@@ -239,6 +240,12 @@ class PPO(Algorithm):
         value_loss = losses["loss_critic"] / self._config.critic_coeff
         row = torch.stack([total, value_loss, norm, kl, losses["clip_fraction"], losses["mean_ratio"]])
         return gradient, row.detach()
+
+    def bytes_per_frame(self) -> int:
+        """Also the networks' inputs, as they came and in the order of an epoch."""
+        sizes = {spec.name: np.dtype(spec.dtype).itemsize for spec in self.preprocessor.leaves if spec.kind == "image"}
+        inputs = sum(math.prod(shape) * sizes.get(name, 4) for name, shape in self.preprocessor.shapes.items())
+        return super().bytes_per_frame() + 2 * inputs
 
     def abandon_episodes(self) -> None:
         """The discounted returns begin at 0."""

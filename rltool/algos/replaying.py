@@ -48,7 +48,7 @@ class ReplayedAlgorithm(Algorithm):
         self._draws = generator(run.seed, Stream.BUFFER)
         self.buffer = cast(
             "ReplayBuffer | PrioritizedBuffer",
-            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves),
+            run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves, actions=run.actions),
         )
 
     def _optimize(self, parts: Mapping[str, nn.Module], run: Runtime) -> None:
