@@ -318,6 +318,7 @@ class TorchRLExperience:
         collector = TorchRLCollector(
             TransformedEnv(self._env.base, units), self._act, frames_per_batch=size, total_frames=-1, trust_policy=True
         )
+        self._acted = self.frames  # TorchRL's collector has tried the policy once
         batches = iter(collector)
         try:
             while self.total_frames < 0 or self.frames < self.total_frames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import time
@@ -394,11 +395,20 @@ class Bonus(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Breaks(gym.Wrapper[Any, Any, Any, Any]):
-    """Breaks, or hangs, at the ``at``-th step since it was made; never by default."""
+    """Breaks at the ``at``-th step since it was made (and at ``every`` one from there on), or hangs there; never by
+    default. Or hangs when it is closed."""
 
-    def __init__(self, env: gym.Env[Any, Any], at: int | None = None, hang: bool = False, every: bool = False) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        at: int | None = None,
+        hang: bool = False,
+        every: bool = False,
+        close: bool = False,
+    ) -> None:
         super().__init__(env)
         self.at, self.hang, self.every, self.steps = at, hang, every, 0
+        self.hangs_at_close = close
 
     def step(self, action: object) -> Any:
         self.steps += 1
@@ -407,6 +417,10 @@ class Breaks(gym.Wrapper[Any, Any, Any, Any]):
                 time.sleep(60)
             raise LookupError("no such level")
         return self.env.step(action)
+
+    def close(self) -> None:
+        if self.hangs_at_close and multiprocessing.parent_process() is not None:
+            time.sleep(60)
 
 
 gym.register("Probe-v0", entry_point=Probe)
