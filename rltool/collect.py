@@ -183,7 +183,12 @@ class Collector:
         self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
         self.continued = False
-        self._broken = False
+        self._broken, self._step = False, 0
+
+    @property
+    def frame(self) -> int:
+        """Frames before the step that the environments are at, in the middle of a batch."""
+        return self.frames + self._step * self._env.num_envs
 
     def state_dict(self) -> dict[str, Tensor]:
         """The open episodes: states of the environments, what was observed last, returns and lengths so far. Nothing where
@@ -247,9 +252,9 @@ class Collector:
         terminated, truncated = np.empty((steps, num_envs), np.bool_), np.empty((steps, num_envs), np.bool_)
         finals: list[tuple[int, int, Leaves]] = []
 
-        before, t = self._generator.get_state(), 0
+        before = self._generator.get_state()
         noise = explorer.draw(steps, num_envs, self.frames, self._generator)
-        self._broken = True  # until the batch is whole
+        self._broken, self._step = True, 0  # until the batch is whole
         try:
             if self._current is None:
                 with CALLS:
@@ -261,6 +266,7 @@ class Collector:
             draws = [part.to(device).unbind(0) for part in noise]
             with torch.no_grad():
                 for t in range(steps):
+                    self._step = t
                     leaves = {
                         key: row[t] if on_host else row[t].to(device, non_blocking=True) for key, row in rows.items()
                     }
@@ -275,7 +281,7 @@ class Collector:
                         finals.append((t, index, final))
         except (EnvironmentFault, Overtime) as error:
             self._generator.set_state(before)
-            fail("the environments", error, self.frames + t * num_envs)
+            fail("the environments", error, self.frame)
         self._current = {key: array[steps].copy() for key, array in observed.items()}
 
         following = {key: view[1:].clone() for key, view in views.items()}
@@ -285,7 +291,7 @@ class Collector:
         self._check_finite(observed, finals, chosen, reward)
         self.episodes = self._running.add(reward, terminated | truncated)
         self.frames += steps * num_envs
-        self._broken = False
+        self._broken, self._step = False, 0
         return self._batch(
             {key: view[:-1] for key, view in views.items()}, following, taken, reward, terminated, truncated
         )

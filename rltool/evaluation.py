@@ -348,7 +348,10 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
 
 def _lost(fault: EnvironmentFault) -> None:
     """Ends the process, whose main thread hangs in an environment."""
-    end_process(reporting.show(fault, "rltool eval"))
+    try:
+        reporting.show(fault, "rltool eval")
+    finally:
+        end_process(fault.exit_code)
 
 
 def _film(config: EvalRunConfig, header: Header) -> Film:

@@ -17,7 +17,7 @@ from rltool.contract import EnvContract, leaves_of
 from rltool.errors import EnvironmentFault, Overtime
 from rltool.simulators import Arrays
 from rltool.spaces import Array, Leaves
-from rltool.watchdog import fault_at
+from rltool.watchdog import debugging, fault_at
 
 Result = TypeVar("Result")
 
@@ -213,13 +213,16 @@ class _Thread:
         """Waits for the end of that call; gives what returns its result or raises its error."""
         if self.hangs:
             return partial(_raised, EnvironmentFault("a thread that hangs was asked once more"))
-        try:
-            return self._answers.get(timeout=self._timeout)
-        except (Empty, Overtime):
-            assert self._timeout is not None
-            self.hangs = True
-            frame = sys._current_frames().get(self._thread.ident or 0)
-            return partial(_raised, fault_at(frame, self._timeout))
+        while True:
+            try:
+                return self._answers.get(timeout=self._timeout)
+            except (Empty, Overtime):
+                if debugging():
+                    continue
+                assert self._timeout is not None
+                self.hangs = True
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                return partial(_raised, fault_at(frame, self._timeout))
 
     def call(self, call: Callable[[], Result]) -> Result:
         """The result of a call made in the thread, however long it takes."""

@@ -304,6 +304,11 @@ class TorchRLExperience:
 
     continued = False
 
+    @property
+    def frame(self) -> int:
+        """Frames before the step that the environments are at."""
+        return max(self._acted - self._env.num_envs, self.frames)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing: open episodes start anew."""
         return {}
@@ -340,8 +345,7 @@ class TorchRLExperience:
             if self._acting:
                 raise
             self._generator.set_state(before)
-            frame = max(self._acted - self._env.num_envs, self.frames)
-            self._acted = self.frames
+            frame, self._acted = self.frame, self.frames
             fail(self._env.id, error, frame)
 
     def _act(self, state: TensorDictBase) -> TensorDictBase:

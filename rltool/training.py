@@ -268,10 +268,13 @@ def _recorded(
 
     def lost(fault: EnvironmentFault) -> None:
         """Ends the process, whose main thread hangs in an environment; called in another thread."""
-        fault.frame = collector.frames
-        _write_down(fault, record, home, console)
-        console.__exit__(None, None, None)
-        end_process(reporting.show(fault, "rltool train"))
+        try:
+            fault.frame = collector.frame
+            _write_down(fault, record, home, console)
+            console.__exit__(None, None, None)
+            reporting.show(fault, "rltool train")
+        finally:
+            end_process(fault.exit_code)
 
     try:
         with interrupts(console.note) as interrupted, Watchdog(config.env.timeout, lost, home.log_path):

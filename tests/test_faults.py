@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import gymnasium
@@ -36,6 +37,8 @@ from rltool.schema import TensorBoardConfig
 from rltool.seeding import Stream, seeds
 from rltool.training import train
 from rltool.watchdog import Watchdog
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 # Two whole batches of 30 frames, then the fault in the third: at step 24, after 69 frames.
 FAULTY = ("env=gym", "env.id=probes:Probe-v0", "env.num_envs=3", "algo.frames_per_batch=30", "total_frames=120")
@@ -253,13 +256,21 @@ def dqn_sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_time_in_a_debugger_does_not_count(tmp_path: Path) -> None:
-    words = (*FAULTY, f"env.kwargs={{fault: nap, at: {AT}, drew: {drawn(1)}, n: null}}", "env.timeout=0.3")
-    sys.settrace(lambda *_: None)
+@pytest.mark.parametrize(("backend", "follow"), [("sync", sys.settrace), ("threads", threading.settrace)])
+def test_time_in_a_debugger_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, backend: str, follow: Callable[[Any], None]
+) -> None:
+    def debugger(frame: FrameType, event: str, argument: object) -> Any:
+        return debugger if frame.f_code.co_filename == probes.__file__ else None
+
+    monkeypatch.setattr(watchdog, "GRACE", 0.2)
+    config = gym_config(num_envs=3, backend=backend, n=None, fault="nap", at=3, drew=drawn(2), timeout=0.2)
+    follow(debugger)
     try:
-        assert run(tmp_path, "dqn", *words)["status"] == "finished"
+        with closing(config.build(seed=0)) as env, Watchdog(0.2, unexpected):
+            assert collector(env, frames=30).collect().shape == (3, 10)  # type: ignore[arg-type]
     finally:
-        sys.settrace(None)
+        follow(None)
 
 
 def test_code_that_keeps_pythons_lock_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +305,7 @@ def test_code_that_cannot_be_interrupted_ends_the_process_with_everything_writte
     said = (tmp_path / "err").read_text()
     assert process.exitcode == 1, said
     assert re.match(rf"rltool train: environment 1 \(Probe-v0, Probe\): step {AT} gave no answer within 0\.3 s", said)
+    assert f". At frame {FRAME} of the run\n" in said
     assert f"in _{fault}\n" in said
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["frames"]) == ("failed", SAVED)
