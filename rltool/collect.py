@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rltool.choices import best, masked
-from rltool.errors import NonFiniteError
+from rltool.errors import EnvironmentFault, NonFiniteError, Overtime
+from rltool.importing import raised
 from rltool.simulators import Arrays
 from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves, nested
+from rltool.watchdog import CALLS
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -166,6 +168,8 @@ class Collector:
 
     Raises:
         NonFiniteError: an observation, action or reward of the batch is NaN or infinite; the first one is named.
+        EnvironmentFault: an environment failed; the frame is named. The collector is then where the batch began, and the
+            open episodes are lost.
     """
 
     def __init__(
@@ -188,13 +192,21 @@ class Collector:
         self.episodes = Episodes()
         self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
+        self._begin = env.reset
         self.continued = False
         self._skip, self.left_out = skip, 0
+        self._broken, self._step = False, 0
+
+    @property
+    def frame(self) -> int:
+        """Frames before the step that the environments are at, in the middle of a batch."""
+        return self.frames + self._step * self._env.num_envs
 
     def state_dict(self) -> dict[str, Tensor]:
         """The open episodes: states of the environments, what was observed last, returns and lengths so far. Nothing where
-        the environments cannot be saved."""
-        states = [] if self._env.unsaved or self._current is None else self._env.read_states()
+        the environments cannot be saved, or stand in the middle of a batch that was not finished."""
+        lost = self._env.unsaved or self._broken or self._current is None
+        states = [] if lost else self._env.read_states()
         known = [state for state in states if state is not None]
         if not known or len(known) < len(states):
             return {}
@@ -247,7 +259,7 @@ class Collector:
         self.frames += fault.batch["reward"].numel()
         self._behaviour.abandon_episodes()
         self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
-        self._current = self._env.restart()
+        self._current, self._begin = None, self._env.restart
 
     def collect(self) -> TensorDict:
         """The next batch; ``episodes`` then holds those that ended in it."""
@@ -269,25 +281,36 @@ class Collector:
         terminated, truncated = np.empty((steps, num_envs), np.bool_), np.empty((steps, num_envs), np.bool_)
         finals: list[tuple[int, int, Leaves]] = []
 
+        before = self._generator.get_state()
         noise = explorer.draw(steps, num_envs, self.frames, self._generator)
-        if self._current is None:
-            self._current = env.reset()
-        for key, array in self._current.items():
-            observed[key][0] = array
-        # All rows at once: taking them one by one costs as much as a small policy.
-        rows = {key: view.unbind(0) for key, view in views.items()}
-        draws = [part.to(device).unbind(0) for part in noise]
-        with torch.no_grad():
-            for t in range(steps):
-                leaves = {key: row[t] if on_host else row[t].to(device, non_blocking=True) for key, row in rows.items()}
-                action = explorer(leaves, tuple(draw[t] for draw in draws))
-                chosen[t] = action.numpy() if on_host else action.cpu().numpy()
-                step = env.step(actions.to_env(chosen[t]))
-                reward[t], terminated[t], truncated[t] = step.reward, step.terminated, step.truncated
-                for key, array in step.observation.items():
-                    observed[key][t + 1] = array
-                for index, final in step.final:
-                    finals.append((t, index, final))
+        self._broken, self._step = True, 0  # until the batch is whole
+        try:
+            if self._current is None:
+                with CALLS:
+                    self._current = self._begin()
+            for key, array in self._current.items():
+                observed[key][0] = array
+            # All rows at once: taking them one by one costs as much as a small policy.
+            rows = {key: view.unbind(0) for key, view in views.items()}
+            draws = [part.to(device).unbind(0) for part in noise]
+            with torch.no_grad():
+                for t in range(steps):
+                    self._step = t
+                    leaves = {
+                        key: row[t] if on_host else row[t].to(device, non_blocking=True) for key, row in rows.items()
+                    }
+                    action = explorer(leaves, tuple(draw[t] for draw in draws))
+                    chosen[t] = action.numpy() if on_host else action.cpu().numpy()
+                    with CALLS:
+                        step = env.step(actions.to_env(chosen[t]))
+                    reward[t], terminated[t], truncated[t] = step.reward, step.terminated, step.truncated
+                    for key, array in step.observation.items():
+                        observed[key][t + 1] = array
+                    for index, final in step.final:
+                        finals.append((t, index, final))
+        except (EnvironmentFault, Overtime) as error:
+            self._generator.set_state(before)
+            fail("the environments", error, self.frame)
         self._current = {key: array[steps].copy() for key, array in observed.items()}
 
         following = {key: view[1:].clone() for key, view in views.items()}
@@ -297,6 +320,7 @@ class Collector:
         self._check_finite(observed, finals, chosen, reward)
         self.episodes = self._running.add(reward, terminated | truncated)
         self.frames += steps * num_envs
+        self._broken, self._step = False, 0
         return self._batch(
             {key: view[:-1] for key, view in views.items()}, following, taken, reward, terminated, truncated
         )
@@ -359,6 +383,19 @@ def left_out_in_words(fault: NonFiniteError) -> str:
 def named(batch: TensorDictBase) -> dict[str, Tensor]:
     """The tensors of a batch by dotted names."""
     return {key if isinstance(key, str) else ".".join(key): value for key, value in batch.items(True, True)}
+
+
+def fail(who: str, error: BaseException, frame: int) -> NoReturn:
+    """Raises what environments raised as an :class:`EnvironmentFault` that knows the frame of the run.
+
+    Args:
+        who: names the environments, where the error does not.
+        error: what they raised.
+        frame: at which it happened.
+    """
+    fault = error if isinstance(error, EnvironmentFault) else EnvironmentFault(f"{who}: {raised(error)}")
+    fault.frame = frame
+    raise fault from fault.__cause__ if fault is error else error
 
 
 def _finite(array: Array) -> bool:

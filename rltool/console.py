@@ -250,6 +250,11 @@ class Console:
         """Print one line of information."""
         self._line(text, shown=not self._quiet)
 
+    def details(self, text: str) -> None:
+        """Write lines to the log file alone."""
+        for line in text.splitlines():
+            self._line(line, shown=False)
+
     def warn(self, text: str) -> None:
         """Print a warning, also with ``quiet=true``."""
         self._line(f"warning: {text}", shown=True, style="bold red")

@@ -138,6 +138,10 @@ class EnvContract(gymnasium.Wrapper[Any, Any, Any, Any]):
             leaves[spec.key] = found.reshape(count, *spec.shape)
         return leaves
 
+    def asked(self, method: str) -> str:
+        """Names the environment and what it is doing while a method of this class runs."""
+        return f"{self._name}: {f'step {self._steps + 1}' if method == 'step' else 'reset()'}"
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[Observation, dict[str, object]]:

@@ -92,7 +92,7 @@ class EnvPoolVectorEnv(VectorEnvBase):
     def _called(self, method: str, *args: Array) -> Any:
         try:
             return getattr(self._pool, method)(*args)
-        except Exception as error:
+        except BaseException as error:
             raise EnvironmentFault(f"EnvPool's {self.id}: {method}() {raised(error)}") from error
 
     def close(self) -> None:

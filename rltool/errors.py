@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+from rltool.tracebacks import trace_of
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -57,7 +59,39 @@ class ConfigError(RltoolError):
 
 
 class EnvironmentFault(RltoolError):
-    """An environment broke its contract or raised: names the environment, the index and the step."""
+    """An environment broke its contract, raised or gave no answer: names the environment, the index and the step.
+
+    Args:
+        text: what happened.
+        trace: see below; by default that of the exception that this one was raised from.
+
+    Attributes:
+        frame: the frame of the run at which it happened; None outside of a run.
+    """
+
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.text, self._trace = text, trace
+        self.frame: int | None = None
+
+    @property
+    def trace(self) -> str:
+        """The traceback of the environment's own code as text; empty where none of it raised."""
+        return self._trace or ("" if self.__cause__ is None else trace_of(self.__cause__))
+
+    def __str__(self) -> str:
+        return self.text if self.frame is None else f"{self.text}. At frame {self.frame:,} of the run"
+
+    def __reduce__(self) -> tuple[type[EnvironmentFault], tuple[str, str], dict[str, object]]:
+        # A traceback does not leave its process; its text does.
+        return type(self), (self.text, self.trace), {"frame": self.frame}
+
+
+class Overtime(BaseException):
+    """An environment takes longer than env.timeout: raised in the middle of its code.
+
+    No ``Exception``, so that such code does not take it for one of its own.
+    """
 
 
 class WriteError(RltoolError):

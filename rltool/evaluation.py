@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from rltool import reporting
 from rltool.contract import leaves_of
 from rltool.envs import single_env
-from rltool.errors import ConfigError, NonFiniteError, Problem
+from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
 from rltool.seeding import Stream, generator, seed_world, seeds, untouched_world
+from rltool.watchdog import CALLS, Watchdog, end_process
 
 if TYPE_CHECKING:
     from rltool.actions import ActionSpec
@@ -213,7 +215,8 @@ class Evaluator:
             if episode is None:
                 running.pop(slot, None)
                 return
-            observation, _ = self._envs[slot].reset(seed=starts[episode])
+            with CALLS:
+                observation, _ = self._envs[slot].reset(seed=starts[episode])
             running[slot] = episode
             if film is not None:
                 film.add(episode, self._envs[slot])
@@ -231,7 +234,8 @@ class Evaluator:
                 chosen = actor.sampler(leaves, tuple(part[0].to(self._device) for part in drawn))
             actions = actor.actions.to_env(chosen.cpu().numpy())
             for slot, episode in list(running.items()):
-                observation, reward, terminated, truncated, _ = self._envs[slot].step(actions[slot])
+                with CALLS:
+                    observation, reward, terminated, truncated, _ = self._envs[slot].step(actions[slot])
                 returns[episode] += float(reward)
                 lengths[episode] += 1
                 if film is not None:
@@ -327,6 +331,7 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
         stack.enter_context(closing(evaluator))
         check_spaces(loaded.header, evaluator, lambda text: print(f"warning: {text}", file=sys.stderr))
         film = stack.enter_context(closing(_film(config, loaded.header))) if config.video else None
+        stack.enter_context(Watchdog(env_config.timeout, _lost))  # type: ignore[attr-defined]
         return evaluator(
             loaded.algorithm,
             episodes=config.episodes,
@@ -339,6 +344,14 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
             checkpoint=str(loaded.header.path),
             film=film,
         )
+
+
+def _lost(fault: EnvironmentFault) -> None:
+    """Ends the process, whose main thread hangs in an environment."""
+    try:
+        reporting.show(fault, "rltool eval")
+    finally:
+        end_process(fault.exit_code)
 
 
 def _film(config: EvalRunConfig, header: Header) -> Film:

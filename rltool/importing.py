@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from rltool.errors import ConfigError, Problem
+from rltool.errors import ConfigError, Overtime, Problem
+from rltool.tracebacks import users_trace
 
 # A module that an environment may lack -> the extra of rltool that brings it.
 EXTRAS = {
@@ -100,7 +101,9 @@ def raised(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(users_trace(error.__traceback__) or error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, Overtime):
+        return f"{error}{where}"
     text = f": {error}" if str(error) else ""
     return f"raised {type(error).__name__}{text}{where}"

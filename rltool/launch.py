@@ -38,8 +38,8 @@ _SETTLED = (
     "optim.kind",
     "seed",
 )
-# … except how the environments are run.
-_FREE = ("env.backend",)
+# … except how the environments are run, and how long they may take.
+_FREE = ("env.backend", "env.timeout")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -13,8 +14,10 @@ from gymnasium.vector.utils import create_empty_array
 
 from rltool.collect import Step
 from rltool.contract import EnvContract, leaves_of
+from rltool.errors import EnvironmentFault, Overtime
 from rltool.simulators import Arrays
 from rltool.spaces import Array, Leaves
+from rltool.watchdog import debugging, fault_at
 
 Result = TypeVar("Result")
 
@@ -96,11 +99,17 @@ class ThreadedVectorEnv:
     Args:
         factories: make one environment each.
         threads: how many chunks; more than there are environments are not used.
+        timeout: seconds that a thread may take longer than the calling one; None: for ever.
+
+    Raises:
+        EnvironmentFault: here and from all methods, but not from close: a thread gives no answer; its place is named.
     """
 
-    def __init__(self, factories: Sequence[Callable[[], EnvContract]], threads: int) -> None:
+    def __init__(
+        self, factories: Sequence[Callable[[], EnvContract]], threads: int, timeout: float | None = None
+    ) -> None:
         parts = [part.tolist() for part in np.array_split(np.arange(len(factories)), min(threads, len(factories)))]
-        self._threads = [_Thread() for _ in parts[1:]]
+        self._threads = [_Thread(timeout) for _ in parts[1:]]
         self._chunks: list[LocalVectorEnv] = []
         self._slices = [slice(part[0], part[-1] + 1) for part in parts]
         try:
@@ -159,20 +168,29 @@ class ThreadedVectorEnv:
         return [first, *(answer() for answer in answers)]
 
     def close(self) -> None:
-        """Closes every environment, each in its thread, and ends the threads."""
+        """Closes every environment, each in its thread, and ends the threads; those that hang are left behind."""
         for place, chunk in enumerate(self._chunks):
-            if place:
-                self._threads[place - 1].call(chunk.close)
-            else:
+            if not place:
                 chunk.close()
+            elif not self._threads[place - 1].hangs:
+                self._threads[place - 1].begin(chunk.close)
+                self._threads[place - 1].end()()
         for thread in self._threads:
             thread.stop()
 
 
 class _Thread:
-    """A thread that makes one call at a time (Python's own pools take several times as long to hand one over)."""
+    """A thread that makes one call at a time (Python's own pools take several times as long to hand one over).
 
-    def __init__(self) -> None:
+    Args:
+        timeout: seconds to wait for an answer; None: for ever.
+
+    Attributes:
+        hangs: whether it gave none.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout, self.hangs = timeout, False
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._answers: SimpleQueue[Callable[[], Any]] = SimpleQueue()
         self._thread = Thread(target=self._work, daemon=True)
@@ -193,17 +211,29 @@ class _Thread:
 
     def end(self) -> Callable[[], Any]:
         """Waits for the end of that call; gives what returns its result or raises its error."""
-        return self._answers.get()
+        if self.hangs:
+            return partial(_raised, EnvironmentFault("a thread that hangs was asked once more"))
+        while True:
+            try:
+                return self._answers.get(timeout=self._timeout)
+            except (Empty, Overtime):
+                if debugging():
+                    continue
+                assert self._timeout is not None
+                self.hangs = True
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                return partial(_raised, fault_at(frame, self._timeout))
 
     def call(self, call: Callable[[], Result]) -> Result:
-        """The result of a call made in the thread."""
+        """The result of a call made in the thread, however long it takes."""
         self.begin(call)
-        return cast("Result", self.end()())
+        return cast("Result", self._answers.get()())
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; one that hangs ends with the process."""
         self._calls.put(None)
-        self._thread.join()
+        if not self.hangs:
+            self._thread.join()
 
 
 def _given(value: Result) -> Result:

@@ -40,7 +40,7 @@ class Logger:
 
     Attributes:
         histogram_interval: frames between histograms; None: this logger takes none.
-        faults: how often the file system refused.
+        faults: how often something could not be written, whatever the reason.
     """
 
     histogram_interval: int | None = None
@@ -68,12 +68,13 @@ class Logger:
     def close(self) -> None:
         """Flush and let go of all files; calling it again is harmless."""
 
-    def _fault(self, error: OSError) -> None:
+    def _fault(self, error: Exception) -> None:
         self.faults += 1
-        place = f" ({error.filename})" if error.filename else ""
+        place, reason = "", f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            place, reason = f" ({error.filename})" if error.filename else "", error.strerror or str(error)
         self._warn_once(
-            "fault",
-            f"cannot write metrics{place}: {error.strerror or error}. Training goes on; points are lost while this lasts",
+            "fault", f"cannot write metrics{place}: {reason}. Training goes on; points are lost while this lasts"
         )
 
     def _warn_once(self, topic: str, text: str) -> None:
@@ -83,10 +84,10 @@ class Logger:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Turns a refusal of the file system into a counted fault."""
+        """Turns a refusal of the file system, or what a library stumbles over, into a counted fault."""
         try:
             yield
-        except OSError as error:
+        except Exception as error:
             self._fault(error)
 
     def _numbers(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -251,14 +252,13 @@ class TensorBoardLogger(Logger):
             config: nested; keys become dotted. null, true and false become words, lists text.
             metrics: final values; their tags get the prefix ``final/``, so that no curve gets a point that is not its own.
         """
-        from torch.utils.tensorboard.summary import hparams
-
         finals = {f"final/{name}": number for name, number in self._numbers(metrics).items() if math.isfinite(number)}
-        summarise = cast("Callable[[dict[str, float | str], dict[str, float]], tuple[object, ...]]", hparams)
-        summaries = summarise(dict(_flattened(config)), finals)
 
         def write(writer: _Writer) -> None:
-            for summary in summaries:
+            from torch.utils.tensorboard.summary import hparams
+
+            summarise = cast("Callable[[dict[str, float | str], dict[str, float]], tuple[object, ...]]", hparams)
+            for summary in summarise(dict(_flattened(config)), finals):
                 writer.file_writer.add_summary(summary, self._frames)
             for name, number in finals.items():
                 writer.add_scalar(name, number, self._frames)
@@ -292,12 +292,12 @@ class TensorBoardLogger(Logger):
             if self._writer is None:
                 self._writer = self._open()
             write(self._writer)
-        except OSError as error:
+        except Exception as error:  # protocol buffers, threads and files each have their own
             self._fault(error)
             self._skip, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             if self._writer is not None:
                 # Its thread is dead or its file unusable: what it still holds is what the fault reported as lost.
-                with suppress(OSError):
+                with suppress(Exception):
                     self._writer.close()
                 self._writer = None
 
@@ -523,7 +523,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _silence_worker() -> Callable[[], None]:
-    """Keeps TensorBoard's writing thread from printing a traceback when the disk is full; returns the way back.
+    """Keeps TensorBoard's writing thread from printing a traceback, as when the disk is full; returns the way back.
 
     The same error is raised in our thread at the next call, and reported there in a line.
     """
@@ -531,7 +531,7 @@ def _silence_worker() -> Callable[[], None]:
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         module = type(arguments.thread).__module__
-        if not (module.startswith("tensorboard.") and isinstance(arguments.exc_value, OSError)):
+        if not module.startswith("tensorboard."):
             previous(arguments)
 
     def restore() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
-from rltool.errors import NonFiniteError, WriteError
+from rltool.errors import EnvironmentFault, NonFiniteError, Overtime, RltoolError, WriteError
 from rltool.evaluation import EvalReport, Evaluator
 from rltool.metrics import Meter, Metrics, due
 from rltool.runs import program, shown, versions
@@ -111,7 +112,9 @@ class Recorder:
             console.restore_best(self.best.frames, self.best.mean)
         self.in_a_row = 0 if restored is None else restored.solved
         self.report: EvalReport | None = None
-        self._report_frames = -1
+        self._report_frames = self._tried = -1
+        self._failed = 0
+        self._told: set[type[BaseException]] = set()
         self._scalars: dict[str, float] = {}
 
     def batch(self, metrics: Metrics) -> None:
@@ -157,18 +160,26 @@ class Recorder:
             self.log()
 
     def evaluate(self) -> None:
-        """Evaluates the policy, keeps it as best.ckpt where it is the best so far (ties: the newer)."""
-        if self._evaluator is None or self._report_frames == self._collector.frames:
+        """Evaluates the policy, keeps it as best.ckpt where it is the best so far (ties: the newer).
+
+        An evaluation that fails is told and counted, and training goes on.
+        """
+        if self._evaluator is None or self._tried == self._collector.frames:
             return
         config, frames = self.config, self._collector.frames
-        report = self._evaluator(
-            self._algorithm,
-            episodes=config.eval.episodes,
-            seed=cast("int", config.seed),
-            max_steps=config.eval.max_steps,
-            deterministic=config.eval.deterministic,
-            frames=frames,
-        )
+        self._tried = frames
+        try:
+            report = self._evaluator(
+                self._algorithm,
+                episodes=config.eval.episodes,
+                seed=cast("int", config.seed),
+                max_steps=config.eval.max_steps,
+                deterministic=config.eval.deterministic,
+                frames=frames,
+            )
+        except (Exception, Overtime) as error:
+            self._evaluation_failed(error, frames)
+            return
         self.report, self._report_frames = report, frames
         better = self.best is None or report.mean >= self.best.mean
         if better:
@@ -193,6 +204,31 @@ class Recorder:
             )
         if better:
             self._attempt(self._saver.best)
+
+    def _evaluation_failed(self, error: BaseException, frames: int) -> None:
+        """Counts it, and tells the first of each type; all of them, with their tracebacks, stand in the log."""
+        self._failed += 1
+        self.in_a_row = 0
+        text = str(error) if isinstance(error, RltoolError) else f"{type(error).__name__}: {error}"
+        kind = type(error.__cause__ or error)
+        line = f"the evaluation at {frames:,} frames failed: {text}. Training goes on"
+        if kind in self._told:
+            self._console.details(line)
+        else:
+            self._told.add(kind)
+            self._console.warn(line)
+        trace = error.trace if isinstance(error, EnvironmentFault) else ""
+        self._console.details(trace or "".join(traceback.format_exception(error)))
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """What failed without ending the run, and how often."""
+        return {
+            "evaluation": self._failed,
+            "logging": self._logger.faults,
+            "nonfinite_batches": self._collector.left_out,
+            "nonfinite_gradients": self._algorithm.left_out,
+        }
 
     @property
     def solved(self) -> bool:
@@ -246,9 +282,9 @@ class Recorder:
             "last_evaluation": None
             if report is None
             else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
+            "faults": self.faults,
             "seconds": round(self.clock.elapsed, 3),
             "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
-            "left_out": {"batches": self._collector.left_out, "gradient_steps": self._algorithm.left_out},
             "compiled": self._identity["compiled"],
             "deterministic": self._determinism.summary(cast("int", self.config.seed)),
             "versions": versions(),
@@ -285,12 +321,16 @@ class Recorder:
                 rows.append(("solved at", f"{report.threshold:,g}, {reached} by the last policy"))
         if self.best is not None:
             rows.append(("best policy", f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"))
-        left_out = {"batches": self._collector.left_out, "gradient steps": self._algorithm.left_out}
-        if any(left_out.values()):
-            counts = " and ".join(f"{count:,} {name}" for name, count in left_out.items() if count)
-            rows.append(("note", f"{counts} left out, since they were not finite (on_nonfinite=skip)"))
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
+        if self._failed:
+            rows.append(("faults", f"{self._failed} evaluation{'s' * (self._failed > 1)} failed; see log.txt"))
+        if count := self._logger.faults:
+            rows.append(("faults", f"metrics could not be written {f'{count:,} times' if count > 1 else 'once'}"))
+        left_out = {"batches": self._collector.left_out, "gradient steps": self._algorithm.left_out}
+        for name, count in left_out.items():
+            if count:
+                rows.append(("faults", f"{name} that were not finite and are left out: {count:,} (on_nonfinite=skip)"))
         if self._algorithm.counters.updates == 0:
             reason = ": it ended before algo.warmup_frames, algo.learning_starts and one batch were over"
             rows.append(("note", "0 gradient updates were made" + reason))

@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Iterable
 from types import TracebackType
 
-from rltool.errors import ConfigError, Problem, RltoolError
+from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
+from rltool.tracebacks import shortened
 
 # Frames of these are machinery between the command line and the code that failed.
 _MACHINERY = (f"{os.sep}hydra{os.sep}", f"{os.sep}omegaconf{os.sep}")
@@ -39,6 +40,8 @@ def show(error: BaseException, command: str, *, debug: bool = False) -> int:
         return error.exit_code
     if isinstance(error, RltoolError):
         _lines(command, [Problem("", "\n".join([str(error), *getattr(error, "__notes__", [])]))])
+        if isinstance(error, EnvironmentFault) and not debug:
+            print(shortened(error.trace), end="", file=sys.stderr)  # unbroken: editors find the line by it
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         _lines(command, [Problem("", f"{error.filename}: {error.strerror}")])

@@ -48,6 +48,7 @@ PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -122,6 +123,9 @@ class EnvConfig(Schema):
         description="which actions are valid: auto finds out, none, info (its entry action_mask), method (action_masks()), "
         "or the key of an entry of the observation",
         min_length=1,
+    )
+    timeout: Seconds | None = Field(
+        description="seconds that one step or reset may take before the environment is taken to hang; null: for ever"
     )
     transforms: list[Annotated[TransformConfig, BeforeValidator(_named)]] = Field(
         description="TorchRL transforms: [Name, {name: …, kwargs: {…}}]; TorchRL's own collector is used then"

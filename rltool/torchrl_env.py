@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec, U
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from rltool.actions import ActionSpec
-from rltool.collect import Behaviour, Episodes, RunningEpisodes, left_out_in_words, named
+from rltool.collect import Behaviour, Episodes, RunningEpisodes, fail, left_out_in_words, named
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
@@ -27,6 +27,7 @@ from rltool.seeding import Stream, seeds
 from rltool.spaces import MASK, Key, LeafSpec
 from rltool.torchrl_specs import categories, encoded, space_of
 from rltool.transforms import gym_env, key_of, transformed
+from rltool.watchdog import CALLS
 
 if TYPE_CHECKING:
     from rltool.schema import TorchRLEnvConfig
@@ -305,12 +306,17 @@ class TorchRLExperience:
         self.total_frames, self.frames = total_frames, frames
         self.episodes = Episodes()
         self._running = RunningEpisodes(env.num_envs)
-        self._acted = frames
+        self._acted, self._acting = frames, False
         self._paths: dict[Key, Key] = {spec.key: key_of(spec) for spec in env.leaves}
         if MASK in self._paths:
             self._paths[MASK] = tuple(env.mask_source.split("."))
 
     continued = False
+
+    @property
+    def frame(self) -> int:
+        """Frames before the step that the environments are at."""
+        return max(self._acted - self._env.num_envs, self.frames)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing: open episodes start anew."""
@@ -326,10 +332,12 @@ class TorchRLExperience:
         collector = TorchRLCollector(
             TransformedEnv(self._env.base, units), self._act, frames_per_batch=size, total_frames=-1, trust_policy=True
         )
+        self._acted = self.frames  # TorchRL's collector has tried the policy once
+        batches = iter(collector)
         try:
-            for collected in collector:
+            while self.total_frames < 0 or self.frames < self.total_frames:
                 try:
-                    batch = self._batch(collected)
+                    batch = self._batch(self._collected(batches))
                 except NonFiniteError as fault:
                     if self._skip is None:
                         raise
@@ -337,8 +345,6 @@ class TorchRLExperience:
                     collector.reset()
                 else:
                     yield batch
-                if 0 <= self.total_frames <= self.frames:
-                    return
         finally:
             collector.shutdown(close_env=False)
 
@@ -351,8 +357,26 @@ class TorchRLExperience:
         self._behaviour.abandon_episodes()
         self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
 
+    def _collected(self, batches: Iterator[TensorDictBase]) -> TensorDictBase:
+        """The next batch of TorchRL's.
+
+        Raises:
+            EnvironmentFault: an environment raised, whatever it was.
+        """
+        before = self._generator.get_state()
+        try:
+            with CALLS:
+                return next(batches)
+        except BaseException as error:
+            if self._acting:
+                raise
+            self._generator.set_state(before)
+            frame, self._acted = self.frame, self.frames
+            fail(self._env.id, error, frame)
+
     def _act(self, state: TensorDictBase) -> TensorDictBase:
         """One action for every environment, in policy units."""
+        self._acting = True
         leaves = {spec.key: self._leaf(state, spec, ()).to(self._device) for spec in self._env.leaves}
         count = self._env.num_envs
         leaves = {key: leaf.reshape((count, *leaf.shape[len(state.batch_size) :])) for key, leaf in leaves.items()}
@@ -361,7 +385,10 @@ class TorchRLExperience:
         with torch.no_grad():
             action = explorer(leaves, tuple(part[0].to(self._device) for part in noise)).cpu()
         self._acted += count
-        return state.set("action", action.reshape((*state.batch_size, *action.shape[1:])))
+        state.set("action", action.reshape((*state.batch_size, *action.shape[1:])))
+        self._acting = False
+        CALLS.serial += 1  # what follows is another step
+        return state
 
     def _leaf(self, state: TensorDictBase, spec: LeafSpec, prefix: Key) -> Tensor:
         path = self._paths[spec.key]

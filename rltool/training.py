@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
-from rltool import checkpoint
+from rltool import checkpoint, reporting
 from rltool.algos.base import RandomState, Runtime
 from rltool.checkpoint import Header, Saver
 from rltool.compiling import Compiler
@@ -29,6 +29,7 @@ from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder
 from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
+from rltool.watchdog import Watchdog, end_process
 from rltool.workers import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -275,29 +276,26 @@ def _recorded(
     console: Console,
 ) -> dict[str, object]:
     """Runs the loop and writes down how it ended, whatever happens."""
+
+    def lost(fault: EnvironmentFault) -> None:
+        """Ends the process, whose main thread hangs in an environment; called in another thread."""
+        try:
+            fault.frame = collector.frame
+            _write_down(fault, record, home, console)
+            console.__exit__(None, None, None)
+            reporting.show(fault, "rltool train")
+        finally:
+            end_process(fault.exit_code)
+
     try:
-        with interrupts(console.note) as interrupted:
+        with interrupts(console.note) as interrupted, Watchdog(config.env.timeout, lost, home.log_path):
             ended = loop(config, algorithm, collector, record, interrupted)
             record.log_rest()
             if ended in ("finished", "solved"):
                 record.evaluate()
             record.save_last()
     except BaseException as fault:
-        # Nothing here may hide the fault itself, also where the disk is full.
-        with suppress(Exception):
-            record.log_rest()
-        with suppress(Exception):
-            if isinstance(fault, EnvironmentFault):
-                record.save_last()  # what was learned is sound
-            if isinstance(fault, NonFiniteError) and fault.batch:
-                kept = home.path / f"nonfinite-{collector.frames}.safetensors"
-                checkpoint.write_tensors(kept, fault.batch, {"found": str(fault)})
-                fault.add_note(f"The batch is kept in {shown(kept)}")
-        with suppress(OSError), open(home.log_path, "a", encoding="utf-8") as log:
-            log.write(traceback.format_exc())
-        with suppress(Exception):
-            status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
-            _write_summary(home, record, status, f"{type(fault).__name__}: {fault}")
+        _write_down(fault, record, home, console)
         raise
     if ended not in ("finished", "solved"):
         _write_summary(home, record, "interrupted", ended)
@@ -314,6 +312,35 @@ def _recorded(
     record.finish(summary)
     console.finish(record.result_rows(ended), record.next_commands())
     return summary
+
+
+def _write_down(fault: BaseException, record: Recorder, home: RunDirectory, console: Console) -> None:
+    """Writes down what ended the run, and the state before it where that is sound. Nothing here may hide the fault itself,
+    also where the disk is full."""
+    with suppress(Exception):
+        record.log_rest()
+    if isinstance(fault, EnvironmentFault):
+        try:
+            record.save_last()  # as the batch began; what was learned is sound
+            console.note(
+                f"the state before this batch is saved: rltool train resume={shown(home.path)} goes on from there"
+            )
+        except Exception as error:
+            console.warn(f"the state before this batch could not be saved: {error}")
+    if isinstance(fault, NonFiniteError) and fault.batch:
+        kept = home.path / f"nonfinite-{record.state().frames}.safetensors"
+        try:
+            checkpoint.write_tensors(kept, fault.batch, {"found": str(fault)})
+            fault.add_note(f"The batch is kept in {shown(kept)}")
+        except Exception as error:
+            console.warn(f"the batch could not be kept: {error}")
+    with suppress(OSError), open(home.log_path, "a", encoding="utf-8") as log:
+        log.write("".join(traceback.format_exception(fault)))
+        if isinstance(fault, EnvironmentFault) and fault.__cause__ is None:
+            log.write(fault.trace)
+    with suppress(Exception):
+        status = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
+        _write_summary(home, record, status, f"{type(fault).__name__}: {fault}")
 
 
 def _write_summary(home: RunDirectory, record: Recorder, status: str, error: str | None) -> dict[str, object]:

@@ -129,7 +129,7 @@ class VectorVersionEnv(VectorEnvBase):
     def _called(self, method: str, *args: object, **kwargs: object) -> Any:
         try:
             return getattr(self._env, method)(*args, **kwargs)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise EnvironmentFault(f"{self.id}, {self.num_envs} side by side: {method}() {raised(error)}") from error
 
     def close(self) -> None:

@@ -172,7 +172,7 @@ class GymVectorEnv(VectorEnvBase):
             return WorkerVectorEnv(config, self.leaves, self._seeds)
         factories = [partial(make_env, config, index) for index in range(config.num_envs)]
         if backend == "threads":
-            return ThreadedVectorEnv(factories, usable_cores())
+            return ThreadedVectorEnv(factories, usable_cores(), config.timeout)
         return LocalVectorEnv(factories)
 
     def _fastest(self) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +107,16 @@ FAULTS: dict[str, Callable[..., Result]] = {
     "reward NaN": lambda obs, reward, *rest: (obs, float("nan"), *rest),
     "four values": lambda obs, reward, terminated, truncated, info: (obs, reward, terminated or truncated, info),
 }
+# How it gives no answer at all, or none for a long time.
+HANGS: dict[str, Callable[[], object]] = {
+    "sleep": lambda: time.sleep(60),
+    "loop": lambda: _loop(),
+    "stubborn": lambda: _stubborn(),
+    "deadlock": lambda: _deadlock(),
+    # Keeps Python's lock meanwhile.
+    "lock": lambda: ctypes.PyDLL(None).usleep(1_200_000),
+    "nap": lambda: time.sleep(0.8),
+}
 SIGNALS: dict[str, Callable[[], None]] = {
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -112,6 +126,25 @@ SIGNALS: dict[str, Callable[[], None]] = {
     # As timeout and schedulers do.
     "SIGTERM to all": lambda: os.killpg(0, signal.SIGTERM),
 }
+
+
+def _loop() -> None:
+    while True:
+        pass
+
+
+def _stubborn() -> None:
+    """Bears being interrupted."""
+    while True:
+        with suppress(BaseException):
+            time.sleep(60)
+
+
+def _deadlock() -> None:
+    """Waits in C, where no exception reaches, for a lock that it holds."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
 
 
 def drawn_from(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
@@ -144,7 +177,8 @@ class Probe(gym.Env[Any, Any]):
             number from 0 to 9 that the environment's own generator draws at reset.
         mask: where it tells which actions are valid: ``info``, ``method``, or ``key`` (the observation is then a Dict of
             what it was and ``action_mask``); drawn anew for each step, and no other action is borne.
-        fault: a name of :data:`FAULTS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``panic`` (what an extension raises), ``die`` (the process), at the ``at``-th step since it was made.
+        fault: a name of :data:`FAULTS`, :data:`HANGS` or :data:`SIGNALS`, or ``raise``, ``exit``, ``panic`` (what an extension raises), ``die`` and ``segfault`` (the process), at the ``at``-th step since it was made.
+        drew: only of the environment that drew this number at reset (``self.drawn``).
     """
 
     def __init__(
@@ -157,7 +191,9 @@ class Probe(gym.Env[Any, Any]):
         mask: str | None = None,
         fault: str | None = None,
         at: int = 1,
+        drew: int | None = None,
     ) -> None:
+        self.drew = drew
         self.n, self.end, self.obs, self.fault, self.at = n, end, obs, fault, at
         self.reward = np.array(reward) if isinstance(reward, list) else reward
         self.observation_space, self.action_space = OBSERVATIONS[obs], ACTIONS[actions]
@@ -242,8 +278,13 @@ class Probe(gym.Env[Any, Any]):
             done and self.end == "trunc",
             {"steps": self.steps, **info},
         )
-        if self.fault is None or self.steps != self.at:
+        if self.fault is None or self.steps != self.at or self.drew not in (None, self.drawn):
             return result
+        if self.fault in HANGS:
+            HANGS[self.fault]()
+            return result
+        if self.fault == "segfault":
+            ctypes.string_at(0)
         if self.fault == "raise":
             raise ZeroDivisionError("the probe broke")
         if self.fault == "exit":
@@ -354,6 +395,35 @@ class Bonus(gym.Wrapper[Any, Any, Any, Any]):
         return observation, float(reward) + self.bonus, *rest
 
 
+class Breaks(gym.Wrapper[Any, Any, Any, Any]):
+    """Breaks at the ``at``-th step since it was made (and at ``every`` one from there on), or hangs there; never by
+    default. Or hangs when it is closed."""
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        at: int | None = None,
+        hang: bool = False,
+        every: bool = False,
+        close: bool = False,
+    ) -> None:
+        super().__init__(env)
+        self.at, self.hang, self.every, self.steps = at, hang, every, 0
+        self.hangs_at_close = close
+
+    def step(self, action: object) -> Any:
+        self.steps += 1
+        if self.at is not None and (self.steps == self.at or (self.every and self.steps > self.at)):
+            if self.hang:
+                time.sleep(60)
+            raise LookupError("no such level")
+        return self.env.step(action)
+
+    def close(self) -> None:
+        if self.hangs_at_close and multiprocessing.parent_process() is not None:
+            time.sleep(60)
+
+
 gym.register("Probe-v0", entry_point=Probe)
 gym.register("Masked-v0", entry_point=Masked)
 gym.register("Goal-v0", entry_point=Probe, reward_threshold=5.0)
@@ -371,6 +441,7 @@ def gym_config(
     observation_keys: Sequence[str] | None = None,
     action_mask: str = "auto",
     transforms: Sequence[object] = (),
+    timeout: float | None = None,
     **kwargs: object,
 ) -> GymEnvConfig:
     """An env node; further arguments are those of the environment."""
@@ -385,6 +456,7 @@ def gym_config(
             "max_episode_steps": max_episode_steps,
             "observation_keys": observation_keys,
             "action_mask": action_mask,
+            "timeout": timeout,
             "transforms": list(transforms),
         }
     )

@@ -53,6 +53,7 @@ def config(
             kwargs={},
             observation_keys=None,
             action_mask="auto",
+            timeout=None,
             transforms=[],
             backend="sync",
             wrappers=[],

@@ -137,5 +137,6 @@ DEFAULTS: dict[str, Any] = {
     "observation_keys": None,
     "action_mask": "auto",
     "wrappers": [],
+    "timeout": None,
     "transforms": [],
 }

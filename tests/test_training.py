@@ -459,9 +459,9 @@ def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, 
     words = [*PROBE, "env.kwargs={fault: reward NaN, at: 61, n: null, obs: t}", "on_nonfinite=skip", "total_frames=200"]
     result = run(tmp_path, "dqn", *words, f"env.backend={backend}")
     assert (result["status"], result["frames"]) == ("finished", 200)
-    assert result["left_out"] == {"batches": 1, "gradient_steps": 0}
+    assert (result["faults"]["nonfinite_batches"], result["faults"]["nonfinite_gradients"]) == (1, 0)  # type: ignore[index]
     assert log(tmp_path).count("reward of environment 0 is nan at frame 120") == 1
-    assert "1 batches left out, since they were not finite" in log(tmp_path)
+    assert "batches that were not finite and are left out: 1" in log(tmp_path)
     buffer = tensors(tmp_path, "buffer-200.safetensors")
     assert len(buffer["data.action"]) == 200 - 20
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
@@ -488,7 +488,7 @@ def test_gradients_that_are_not_finite_are_skipped_where_asked_to(
 
     monkeypatch.setattr(kind, "gradient", spoiled)
     result = run(tmp_path, algo, "on_nonfinite=skip", "total_frames=300")
-    assert result["left_out"] == {"batches": 0, "gradient_steps": made[0] // 5}
+    assert (result["faults"]["nonfinite_batches"], result["faults"]["nonfinite_gradients"]) == (0, made[0] // 5)  # type: ignore[index]
     assert result["updates"] == made[0] - made[0] // 5
     assert made[0] >= 10
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
