@@ -99,3 +99,17 @@ def test_what_does_not_fit_is_refused_before_the_first_frame(
     with pytest.raises(ConfigError, match=rf"^{said}, and 40\.0 GiB of memory are free\. Lower it"):
         run(tmp_path, algo, *words, "total_frames=4e9")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_takes_the_room_on_disk_of_what_it_holds(tmp_path: Path) -> None:
+    """A thousand transitions in a buffer for a million, five numbered checkpoints: one buffer, and less than a megabyte."""
+    run(tmp_path, "dqn", "buffer.size=1_000_000", "total_frames=1000", "save.interval=200", "save.keep=5")
+    files = {path.name: path.stat().st_size for path in (tmp_path / "checkpoints").iterdir()}
+    assert set(files) == {
+        "last.ckpt",
+        "buffer-1000.safetensors",
+        *(f"{frames}.ckpt" for frames in range(200, 1200, 200)),
+    }
+    # An observation of four numbers, a pointer, an action, a reward, three flags; the header and the ends of episodes.
+    assert 35_000 <= files["buffer-1000.safetensors"] < 35_000 + 5000
+    assert sum(files.values()) < 1e6
