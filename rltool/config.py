@@ -6,8 +6,6 @@ The values come from conf/ and the command line, the rules from rltool/schema.py
 from __future__ import annotations
 
 import copy
-import importlib
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +16,7 @@ from pydantic import ValidationError
 
 from rltool import registry
 from rltool.errors import ConfigError, Problem
+from rltool.importing import import_user_module
 from rltool.registry import Schema
 from rltool.schema import RunConfig
 from rltool.wording import Path, Shape, did_you_mean, dotted, found, nearest
@@ -90,6 +89,15 @@ def load_node(group: str, tree: Mapping[str, object]) -> Schema:
     return config
 
 
+def laid_over(below: Mapping[str, object], above: Mapping[str, object]) -> Tree:
+    """A tree with another one's values laid over it: mappings are merged, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
 def nulls(tree: Mapping[str, object]) -> Tree:
     """A deep copy in which the string ``None``, which Python users type for null, is null."""
 
@@ -124,21 +132,12 @@ def _entry_points() -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _imported(path: str, module: str) -> Iterator[Problem]:
+def _imported(path: str, module: str) -> tuple[Problem, ...]:
     try:
-        importlib.import_module(module)
-    except Exception as error:  # a plugin is the user's own code and may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            ""
-            if isinstance(error, ModuleNotFoundError) and error.name == module
-            else f" ({place.filename}:{place.lineno})"
-        )
-        yield Problem(
-            path,
-            f"cannot import the module {module!r}: {type(error).__name__}: {error}{where}",
-            "Install it, or start rltool from the directory it lies in",
-        )
+        import_user_module(module, path)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def group_names(schema: type[Schema] = RunConfig) -> tuple[str, ...]:
@@ -242,6 +241,8 @@ def _node(
             else:
                 shape = Shape(schema).at(path)
                 expected = str(shape) if shape is not None else fault["msg"][:1].lower() + fault["msg"][1:]
+                if fault["type"] == "less_than" and "below" not in expected:
+                    expected += " and not so large"
                 wrong[full] = Problem(dotted(full), f"expected {expected}, found {found(_value(node, path))}")
     # A mapping where a number or a mapping may stand is judged as the mapping it tries to be.
     deeper = {path[:length] for path in wrong for length in range(1, len(path))}

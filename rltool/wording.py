@@ -37,7 +37,8 @@ class Shape:
             for part in parts:
                 for name in ("gt", "ge", "lt", "le", "pattern", "min_length"):
                     value = getattr(part, name, None)
-                    if value is not None:
+                    # The width of a seed or a counter is nothing that is typed by accident.
+                    if value is not None and not (isinstance(value, int) and value >= 2**32):
                         self._bounds[name] = value
 
     @classmethod
@@ -105,7 +106,7 @@ class Shape:
         if self.annotation not in (int, float):
             return ""
         signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-        bounds = {name: value for name, value in self._bounds.items() if name in signs and value != 2**32}
+        bounds = {name: value for name, value in self._bounds.items() if name in signs}
         if "ge" in bounds and "le" in bounds:
             return f"{bounds['ge']} … {bounds['le']}"
         return ", ".join(f"{signs[name]} {bounds[name]}" for name in ("gt", "ge", "lt", "le") if name in bounds)
@@ -138,8 +139,6 @@ class Shape:
         low, above = self._bounds.get("ge"), self._bounds.get("gt")
         high, below = self._bounds.get("le"), self._bounds.get("lt")
         words = noun
-        if below == 2**32:
-            below = None  # the width of a seed, which nobody types by accident
         if low is not None and high is not None:
             return f"{words} from {low} to {high}"
         if above is not None:

@@ -107,7 +107,7 @@ def test_a_checkpoint_reads_with_safetensors_and_json_alone(request: pytest.Fixt
     with safe_open(file, framework="numpy") as content:
         tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         metadata = content.metadata()
-    assert set(metadata) == {"rltool"}
+    assert set(metadata) == {"rltool", "signature", "crc32"}
     data = json.loads(metadata["rltool"])
     assert (data["format"], data["config"]["algo"]["kind"]) == (1, algo)
     assert data["frames"] == {"ppo": 352, "dqn": 400, "sac": 400}[algo]
@@ -295,11 +295,11 @@ def test_a_header_of_other_types_is_refused(dqn_run: Path, tmp_path: Path, key: 
     [
         (("config", "algo", "kind"), "os:system", "holds a configuration that is none: algo.kind"),
         (("config", "algo", "gamma"), "__import__('os')", "holds a configuration that is none: algo.gamma"),
-        (("config", "network", "hidden"), [10**15], "describes networks that cannot be built"),
+        (("config", "network", "hidden"), [10**15], "describes networks that its weights cannot fill"),
         (("config", "network", "hidden"), [17], "policy.body.hidden.0.weight has shape"),
         (("config", "algo", "kind"), "ppo", "holds a configuration that is none"),
         (("actions", "nvec"), [3], "policy.head.weight has shape"),
-        (("actions", "nvec"), [10**15], "describes networks that cannot be built"),
+        (("actions", "nvec"), [10**15], "describes networks that its weights cannot fill"),
         (("leaves", "shape"), [5], "policy.body.hidden.0.weight has shape"),
     ],
 )
