@@ -17,7 +17,7 @@ _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.r
 # Building takes a few times what is then loaded (first weights, targets, the flat copy an optimiser steps on).
 _TIMES, _ALWAYS = 32, 2**26
 # What a tensor costs at least, with the module around it: so many small ones are noticed, too.
-_LEAST = 2**12
+_LEAST = 2**14
 
 
 @contextmanager

@@ -200,8 +200,13 @@ def _checked(path: Path) -> dict[str, str]:
     try:
         with safe_open(str(path), framework="numpy") as content:
             metadata: dict[str, str] = content.metadata() or {}
+        if strange := metadata.keys() - {_METADATA, _SIGNATURE, _CHECKSUM}:
+            raise CheckpointError(
+                f"{path} is a safetensors file, but not a checkpoint of rltool's: its metadata holds "
+                f"{', '.join(map(repr, sorted(strange)))[:100]}. Another program or a newer rltool wrote it, or it was damaged"
+            )
         stated = metadata.get(_CHECKSUM)
-        if stated is not None:  # it came with the second release that wrote this format
+        if stated is not None:  # the first files of this format have none
             with open(path, "rb") as file:
                 found = _checksum(file, stated)
             if found != stated:

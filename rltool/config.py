@@ -142,7 +142,7 @@ def _imported(path: str, module: str) -> tuple[Problem, ...]:
 
 def group_names(schema: type[Schema] = RunConfig) -> tuple[str, ...]:
     """The keys of a tree whose schema class depends on ``kind``: env, algo, network, …"""
-    return tuple(name for name, field in schema.model_fields.items() if Shape.of(field).schema and registry.kinds(name))
+    return tuple(name for name, field in schema.model_fields.items() if registry.kinds(name) and Shape.of(field).schema)
 
 
 def schema_of(name: str, node: object, schema: type[Schema] = RunConfig) -> type[Schema] | None:
@@ -209,7 +209,7 @@ def _group(group: str, node: object, whole: _Whole) -> tuple[Schema | None, _Wro
     if kind == MISSING:
         problem = Problem(dotted(path), f"a value is required, one of {', '.join(kinds)}")
     else:
-        guess = did_you_mean(nearest(str(kind), kinds))
+        guess = did_you_mean(nearest(kind, kinds)) if isinstance(kind, str) else ""
         hint = guess or "A kind of your own must be registered by a module listed in plugins"
         problem = Problem(dotted(path), f"expected one of {', '.join(kinds)}, found {found(kind)}", hint)
     return None, {path: problem}
@@ -300,7 +300,7 @@ def _real_path(location: Sequence[str | int], node: object, *, mapping_wanted: b
 def _value(node: object, path: Path) -> object:
     for part in path:
         if isinstance(node, Mapping):
-            node = node[str(part)]
+            node = node[part]
         elif isinstance(node, list):
             node = node[int(part)]
     return node
@@ -314,8 +314,10 @@ def _unknown(full: Path, root: Shape, path: Path, whole: _Whole) -> Problem:
     siblings = [key for key in schema.model_fields if key != "kind"] if schema is not None else []
     owners = [kind for kind, other in registry.kinds(group).items() if len(full) == 2 and name in other.model_fields]
     if owners:
-        kind = _value(whole.tree, (group, "kind"))
-        return Problem(dotted(full), f"no such key for {group} kind {kind}", f"It is a key of {' and '.join(owners)}")
+        node = whole.tree.get(group)
+        kind = node.get("kind") if isinstance(node, Mapping) else None
+        known = kind if isinstance(kind, str) else found(kind)
+        return Problem(dotted(full), f"no such key for {group} kind {known}", f"It is a key of {' and '.join(owners)}")
     guesses = [dotted((*full[:-1], guess)) for guess in nearest(name, siblings)]
     if not guesses:
         guesses = [key for key in whole.declared() if key.rpartition(".")[2] == name][:3]

@@ -161,8 +161,16 @@ def found(value: object) -> str:
             looks_plain = value not in ("", "true", "false", "null")
         else:
             looks_plain = False
-        return repr(value) if looks_plain else f"the text {value!r}"
-    text = json.dumps(value, default=str, ensure_ascii=False)
+        return _short(repr(value)) if looks_plain else f"the text {_short(repr(value))}"
+    try:
+        return _short(json.dumps(value, default=repr, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):  # keys of other types, thousands of digits, lists in lists in lists
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _short(text: str) -> str:
+    """At most 60 characters, all of which can be printed."""
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
@@ -180,4 +188,5 @@ def did_you_mean(options: Sequence[str]) -> str:
 
 def dotted(path: Iterable[str | int]) -> str:
     """``("network", "hidden", 1)`` as ``network.hidden[1]``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" if part != "" else ".''" for part in path)
+    return "".join(parts).removeprefix(".")
