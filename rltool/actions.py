@@ -17,7 +17,7 @@ from gymnasium import spaces
 from pydantic import JsonValue
 
 from rltool.errors import ConfigError, Problem
-from rltool.spaces import Array
+from rltool.spaces import Array, whole_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -194,9 +194,7 @@ class ActionSpec:
         kind, squash = data["kind"], data["squash"]
         if kind not in get_args(ActionKind) or squash not in get_args(Squash):
             raise ValueError(f"unknown action space {kind!r} with squash {squash!r}")
-        shape, nvec, start = (
-            tuple(int(size) for size in cast("list[int]", data[part])) for part in ("shape", "nvec", "start")
-        )
+        shape, nvec, start = (whole_numbers(data[part]) for part in ("shape", "nvec", "start"))
         low, high = cast("list[float | None]", data["low"]), cast("list[float | None]", data["high"])
         return cls(
             kind=cast("ActionKind", kind),

@@ -162,15 +162,17 @@ class ReplayBuffer:
         would have. A smaller buffer takes the newest transitions that fit; a larger one takes all and fills up further.
 
         Raises:
-            KeyError: it is not such a state; the buffer is still empty.
+            KeyError, ValueError: it is not such a state; the buffer is still empty.
         """
         if not state:
             return
         assert not self._count, "only an empty buffer is filled"
         data = {_key(name.removeprefix("data.")): state[name].numpy() for name in state if name.startswith("data.")}
         count, num_envs = int(state["count"]), int(state["num_envs"])
-        self._start(num_envs)
         held = len(next(iter(data.values())))
+        if not 0 < num_envs <= held <= count or any(len(column) != held for column in data.values()):
+            raise ValueError(f"{held} transitions of {num_envs} environments among {count} are no state of a buffer")
+        self._start(num_envs)
         kept = min(held, self._capacity)
         # A ring that is not full is filled from its first row on, so its numbers begin at 0.
         if kept < self._capacity:

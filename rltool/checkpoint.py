@@ -1,22 +1,28 @@
 """Checkpoints: one safetensors file each, tensors by name and JSON in its metadata. No pickle, nothing is executed.
 
-Reading a header needs no torch, so that the command line can look into a checkpoint before it starts anything.
+Reading a header needs no torch, so that the command line can look into a checkpoint before it starts anything. A file may
+come from anywhere: each byte is covered by a checksum, each field has its type, and what its configuration names is
+imported only as :mod:`rltool.trust` allows.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO, ClassVar, cast
+from zlib import crc32
 
 import numpy as np
-from pydantic import JsonValue
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from rltool import trust
 from rltool.actions import ActionSpec
 from rltool.errors import CheckpointError, NonFiniteError, WriteError
 from rltool.spaces import LeafSpec
@@ -28,13 +34,20 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
-_METADATA = "rltool"
+# Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.
+_METADATA, _SIGNATURE, _CHECKSUM = "rltool", "signature", "crc32"
+_NO_CHECKSUM = "0" * 8  # stands in its place while it is computed
+# What a state takes at most, in characters; those of rltool's take 20,000.
+_LONGEST = 2**25
 # Component whose tensors lie in a file of their own: it can be large, and acting needs none of it.
 _BUFFER = "buffer"
 # Components whose tensors vary (an optimiser has no moments before its first step): they say themselves what they need.
 _SELF_TOLD = ("optim", "collector", "meter")
 # What stands around an algorithm: the environments, and the metrics of the open interval.
 _OF_THE_RUN = ("collector.", "meter.")
+
+
+Counter = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -58,18 +71,20 @@ class State:
         parent: the checkpoint that the run was started from, if any.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
     config: dict[str, JsonValue]
     leaves: list[dict[str, JsonValue]]
     actions: dict[str, JsonValue]
     env: str
-    frames: int
-    budget: int
+    frames: Counter
+    budget: Counter
     compiled: bool
-    sessions: int
-    episodes: int
-    best: dict[str, JsonValue] | None
+    sessions: Counter
+    episodes: Counter
+    best: dict[str, int | float] | None
     evaluation: float | None
-    solved: int
+    solved: Counter
     random: dict[str, JsonValue]
     versions: dict[str, str]
     parent: str | None
@@ -84,11 +99,15 @@ class Header:
         path: the file.
         state: what it says.
         run_directory: the run directory it lies in, if it does.
+        signature: of its configuration, see :mod:`rltool.trust`.
+        passed_over: what is wrong with newer checkpoints of the run directory, one text each.
     """
 
     path: Path
     state: State
     run_directory: Path | None = field(default=None)
+    signature: str | None = None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def config(self) -> dict[str, JsonValue]:
@@ -118,8 +137,14 @@ def read_header(path: Path) -> Header:
         CheckpointError: there is no such file, or it is not a whole checkpoint of rltool's; says which and what to do.
     """
     path = path.expanduser().absolute()
-    if not path.is_dir():
-        return _read(path)
+    try:
+        return _newest(path) if path.is_dir() else _read(path)
+    except OSError as error:  # no permission, a name that is too long
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _newest(path: Path) -> Header:
+    """The header of the newest whole checkpoint in a run directory."""
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     candidates = _candidates(directory)
     if not candidates and (path / "config.yaml").is_file():
@@ -133,7 +158,7 @@ def read_header(path: Path) -> Header:
     broken: list[str] = []
     for candidate in candidates:
         try:
-            return _read(candidate)
+            return replace(_read(candidate), passed_over=tuple(broken))
         except CheckpointError as error:
             broken.append(str(error))
     raise CheckpointError("no checkpoint of this run is whole:\n" + "\n".join(broken))
@@ -141,7 +166,7 @@ def read_header(path: Path) -> Header:
 
 def _candidates(directory: Path) -> list[Path]:
     """Checkpoints to continue from, the newest first."""
-    numbered = [file for file in directory.glob(f"*{SUFFIX}") if file.stem.isdigit()]
+    numbered = [file for file in directory.glob(f"*{SUFFIX}") if file.stem.isdecimal()]
     files = [directory / LAST, *sorted(numbered, key=lambda file: int(file.stem), reverse=True), directory / BEST]
     return [file for file in files if file.is_file()]
 
@@ -150,32 +175,121 @@ def _read(path: Path) -> Header:
     if not path.exists():
         near = sorted(str(file) for file in path.parent.glob(f"*{SUFFIX}")) if path.parent.is_dir() else []
         raise CheckpointError(f"there is no file {path}." + (f" Here are: {', '.join(near)}" if near else ""))
+    metadata = _checked(path)
+    if _METADATA not in metadata:
+        raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of rltool's")
     try:
-        with safe_open(str(path), framework="numpy") as file:
-            metadata = file.metadata()
+        state = _state(metadata[_METADATA], path)
+        header = Header(path, state, _run_directory(path), metadata.get(_SIGNATURE))
+        if not (header.leaves and header.actions):
+            raise ValueError("it has no spaces")
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False)]
+        raise CheckpointError(f"{path} has an unreadable header: {'; '.join(faults[:5])}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"{path} has an unreadable header: {error!r}") from error
+    return header
+
+
+def _checked(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file whose bytes are those that were written.
+
+    Raises:
+        CheckpointError: it was cut off or changed, or another program wrote it.
+    """
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise CheckpointError(f"{path} is no ordinary file")
+    try:
+        with safe_open(str(path), framework="numpy") as content:
+            metadata: dict[str, str] = content.metadata() or {}
+        if strange := metadata.keys() - {_METADATA, _SIGNATURE, _CHECKSUM}:
+            raise CheckpointError(
+                f"{path} is a safetensors file, but not a checkpoint of rltool's: its metadata holds "
+                f"{', '.join(map(repr, sorted(strange)))[:100]}. Another program or a newer rltool wrote it, or it was damaged"
+            )
+        stated = metadata.get(_CHECKSUM)
+        if stated is not None:  # the first files of this format have none
+            with open(path, "rb") as file:
+                found = _checksum(file, stated)
+            if found != stated:
+                raise CheckpointError(
+                    f"{path} is not a whole checkpoint: its bytes have the checksum {found}, and {stated} was written. "
+                    "It was damaged or changed since; use another one"
+                )
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not a whole checkpoint: {error}. It was cut off, or another program wrote it"
         ) from error
-    if not metadata or _METADATA not in metadata:
-        raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of rltool's")
-    try:
-        data = json.loads(metadata[_METADATA])
-        if data["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {data['format']}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
-            )
-        header = Header(path, State(**data), _run_directory(path))
-        nodes = ("env", "algo", "network", "buffer", "optim", "eval")
-        whole = all(isinstance(header.config[node], dict) for node in nodes) and header.leaves and header.actions
-        state, config = header.state, cast("dict[str, dict[str, JsonValue]]", header.config)
-        counters = [state.frames, state.budget, state.sessions, state.episodes]
-        counters += [cast("int", config["env"]["num_envs"]), cast("int", config["eval"]["max_steps"])]
-        if not (whole and all(type(counter) is int and counter >= 0 for counter in counters)):
-            raise ValueError("a part of it is empty or of another type")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} has an unreadable header: {error!r}") from error
-    return header
+    return metadata
+
+
+def _checksum(file: BinaryIO, stated: str) -> str:
+    """CRC-32 of a whole safetensors file, in which a checksum is stated, as it was before that was written into it."""
+    length = file.read(8)
+    header = file.read(int.from_bytes(length, "little"))
+    total = crc32(header.replace(_checksum_field(stated), _checksum_field(_NO_CHECKSUM), 1), crc32(length))
+    while block := file.read(2**20):
+        total = crc32(block, total)
+    return f"{total:08x}"
+
+
+def _checksum_field(value: str) -> bytes:
+    """Where a safetensors header states the checksum; inside other text its quotes would be escaped."""
+    return f'"{_CHECKSUM}":"{value}"'.encode()
+
+
+def _state(text: str, path: Path) -> State:
+    """The state that a checkpoint's JSON describes.
+
+    Raises:
+        CheckpointError: it is of another format.
+        ValueError, TypeError, KeyError, RecursionError: it describes none.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"its state takes {len(text):,} characters")
+    data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_number)
+    text.encode()  # half of a surrogate pair could not be printed
+    json.dumps(data, ensure_ascii=False).encode()
+    if data["format"] != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {data['format']}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
+        )
+    state = _states().validate_json(text)
+    for group in ("env", "algo", "network", "buffer", "optim", "eval"):
+        if not isinstance(state.config.get(group), dict):
+            raise ValueError(f"expected a mapping under config.{group}")
+    if state.best is not None and (state.best.keys() != {"mean", "frames"} or type(state.best["frames"]) is not int):
+        raise ValueError(f"expected mean and frames under best, found {state.best}")
+    config = cast("dict[str, dict[str, JsonValue]]", state.config)
+    for group, key in (("env", "num_envs"), ("eval", "max_steps")):
+        value = config[group].get(key)
+        if type(value) is not int or not 0 < value < 2**63:
+            raise ValueError(f"expected a number of at least 1 under config.{group}.{key}")
+    return state
+
+
+@cache  # pydantic takes milliseconds to build one
+def _states() -> TypeAdapter[State]:
+    return TypeAdapter(State)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object; of a key that stands there twice, another reader might take the other value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:100]}")
+    return found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
 
 
 def _run_directory(path: Path) -> Path | None:
@@ -231,7 +345,7 @@ def load_buffer(algorithm: Algorithm, path: Path, frames: int) -> bool | None:
         return False
     try:
         components[_BUFFER].load_state_dict(_tensors(file))
-    except (CheckpointError, RuntimeError, KeyError, ValueError):
+    except (CheckpointError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError):
         return False
     return True
 
@@ -239,9 +353,10 @@ def load_buffer(algorithm: Algorithm, path: Path, frames: int) -> bool | None:
 def _tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
+    _checked(path)
     try:
         return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -307,7 +422,9 @@ class Saver:
 
     def _write(self, tensors: Mapping[str, Tensor], state: State, name: str) -> Path:
         path = self.directory / name
-        write_tensors(path, tensors, {_METADATA: json.dumps(asdict(state), allow_nan=False)})
+        metadata = {_METADATA: json.dumps(asdict(state), allow_nan=False)}
+        signature = trust.signature(state.config)
+        write_tensors(path, tensors, metadata | ({_SIGNATURE: signature} if signature is not None else {}))
         return path
 
 
@@ -335,6 +452,8 @@ def _finite(algorithm: Algorithm, frames: int) -> dict[str, Tensor]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Writes a safetensors file so that at every moment the old one or the new one is there, whole.
 
+    Its metadata holds a checksum of the whole file besides.
+
     Raises:
         WriteError: it could not be written (disk full, no permission); names the file and the cause.
     """
@@ -345,9 +464,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(_apart(tensors), temporary, metadata)
+        save_file(_apart(tensors), temporary, {**metadata, _CHECKSUM: _NO_CHECKSUM})
         os.chmod(temporary, 0o666 & ~_umask())  # safetensors makes files that only their owner may read
         with open(temporary, "rb+") as file:
+            _state_checksum(file)
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_directory(path.parent)
@@ -370,6 +490,17 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         taken.add(tensor.untyped_storage().data_ptr())
         apart[name] = tensor
     return apart
+
+
+def _state_checksum(file: BinaryIO) -> None:
+    """Writes the checksum of a safetensors file over the zeros that its header holds in its place."""
+    length = int.from_bytes(file.read(8), "little")
+    place = 8 + file.read(length).index(_checksum_field(_NO_CHECKSUM))
+    file.seek(0)
+    checksum = _checksum(file, _NO_CHECKSUM)
+    file.seek(place)
+    file.write(_checksum_field(checksum))
+    file.flush()
 
 
 def _umask() -> int:
@@ -403,8 +534,17 @@ def random_state() -> dict[str, JsonValue]:
 
 
 def restore_random_state(state: Mapping[str, JsonValue]) -> None:
-    """Puts the global generators back to what :func:`random_state` gave."""
-    version, numbers, gauss = cast("tuple[int, list[int], float | None]", state["python"])
-    random.setstate((version, tuple(numbers), gauss))
-    name, keys, position, has_gauss, cached = cast("tuple[str, list[int], int, int, float]", state["numpy"])
-    np.random.set_state((name, np.asarray(keys, np.uint32), position, has_gauss, cached))
+    """Puts the global generators back to what :func:`random_state` gave.
+
+    Raises:
+        CheckpointError: it is not such a state.
+    """
+    try:
+        version, numbers, gauss = cast("tuple[int, list[int], float | None]", state["python"])
+        name, keys, position, has_gauss, cached = cast("tuple[str, list[int], int, int, float]", state["numpy"])
+        if not 0 <= position <= len(keys):  # NumPy would read what lies behind them
+            raise ValueError(f"position {position} among {len(keys)} numbers")
+        random.setstate((version, tuple(numbers), gauss))
+        np.random.set_state((name, np.asarray(keys, np.uint32), position, has_gauss, cached))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"the checkpoint's random numbers cannot be taken up again: {error!r}") from error

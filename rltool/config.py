@@ -6,8 +6,6 @@ The values come from conf/ and the command line, the rules from rltool/schema.py
 from __future__ import annotations
 
 import copy
-import importlib
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +16,7 @@ from pydantic import ValidationError
 
 from rltool import registry
 from rltool.errors import ConfigError, Problem
+from rltool.importing import import_user_module
 from rltool.registry import Schema
 from rltool.schema import RunConfig
 from rltool.wording import Path, Shape, did_you_mean, dotted, found, nearest
@@ -90,6 +89,15 @@ def load_node(group: str, tree: Mapping[str, object]) -> Schema:
     return config
 
 
+def laid_over(below: Mapping[str, object], above: Mapping[str, object]) -> Tree:
+    """A tree with another one's values laid over it: mappings are merged, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
 def nulls(tree: Mapping[str, object]) -> Tree:
     """A deep copy in which the string ``None``, which Python users type for null, is null."""
 
@@ -124,26 +132,17 @@ def _entry_points() -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _imported(path: str, module: str) -> Iterator[Problem]:
+def _imported(path: str, module: str) -> tuple[Problem, ...]:
     try:
-        importlib.import_module(module)
-    except Exception as error:  # a plugin is the user's own code and may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            ""
-            if isinstance(error, ModuleNotFoundError) and error.name == module
-            else f" ({place.filename}:{place.lineno})"
-        )
-        yield Problem(
-            path,
-            f"cannot import the module {module!r}: {type(error).__name__}: {error}{where}",
-            "Install it, or start rltool from the directory it lies in",
-        )
+        import_user_module(module, path)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def group_names(schema: type[Schema] = RunConfig) -> tuple[str, ...]:
     """The keys of a tree whose schema class depends on ``kind``: env, algo, network, …"""
-    return tuple(name for name, field in schema.model_fields.items() if Shape.of(field).schema and registry.kinds(name))
+    return tuple(name for name, field in schema.model_fields.items() if registry.kinds(name) and Shape.of(field).schema)
 
 
 def schema_of(name: str, node: object, schema: type[Schema] = RunConfig) -> type[Schema] | None:
@@ -210,7 +209,7 @@ def _group(group: str, node: object, whole: _Whole) -> tuple[Schema | None, _Wro
     if kind == MISSING:
         problem = Problem(dotted(path), f"a value is required, one of {', '.join(kinds)}")
     else:
-        guess = did_you_mean(nearest(str(kind), kinds))
+        guess = did_you_mean(nearest(kind, kinds)) if isinstance(kind, str) else ""
         hint = guess or "A kind of your own must be registered by a module listed in plugins"
         problem = Problem(dotted(path), f"expected one of {', '.join(kinds)}, found {found(kind)}", hint)
     return None, {path: problem}
@@ -242,6 +241,8 @@ def _node(
             else:
                 shape = Shape(schema).at(path)
                 expected = str(shape) if shape is not None else fault["msg"][:1].lower() + fault["msg"][1:]
+                if fault["type"] == "less_than" and "below" not in expected:
+                    expected += " and not so large"
                 wrong[full] = Problem(dotted(full), f"expected {expected}, found {found(_value(node, path))}")
     # A mapping where a number or a mapping may stand is judged as the mapping it tries to be.
     deeper = {path[:length] for path in wrong for length in range(1, len(path))}
@@ -299,7 +300,7 @@ def _real_path(location: Sequence[str | int], node: object, *, mapping_wanted: b
 def _value(node: object, path: Path) -> object:
     for part in path:
         if isinstance(node, Mapping):
-            node = node[str(part)]
+            node = node[part]
         elif isinstance(node, list):
             node = node[int(part)]
     return node
@@ -313,8 +314,10 @@ def _unknown(full: Path, root: Shape, path: Path, whole: _Whole) -> Problem:
     siblings = [key for key in schema.model_fields if key != "kind"] if schema is not None else []
     owners = [kind for kind, other in registry.kinds(group).items() if len(full) == 2 and name in other.model_fields]
     if owners:
-        kind = _value(whole.tree, (group, "kind"))
-        return Problem(dotted(full), f"no such key for {group} kind {kind}", f"It is a key of {' and '.join(owners)}")
+        node = whole.tree.get(group)
+        kind = node.get("kind") if isinstance(node, Mapping) else None
+        known = kind if isinstance(kind, str) else found(kind)
+        return Problem(dotted(full), f"no such key for {group} kind {known}", f"It is a key of {' and '.join(owners)}")
     guesses = [dotted((*full[:-1], guess)) for guess in nearest(name, siblings)]
     if not guesses:
         guesses = [key for key in whole.declared() if key.rpartition(".")[2] == name][:3]

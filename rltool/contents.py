@@ -161,7 +161,7 @@ class CheckpointContents:
             "updates": self.updates,
             "total_frames": self.total_frames,
             "first_budget": state.budget,
-            "best_evaluation": state.best,
+            "best_evaluation": None if state.best is None else {**state.best},
             "last_evaluation": state.evaluation,
             "compiled": state.compiled,
             "sessions": state.sessions,

@@ -127,21 +127,16 @@ def _wrap(env: GymEnv, wrapper: WrapperConfig, kwargs: dict[str, JsonValue], pat
                 f"Use {_STATISTICS[base]} are saved with the policy",
             )
         )
+    if not (isinstance(cls, type) and issubclass(cls, gymnasium.Wrapper)):
+        raise ConfigError(Problem(f"{path}.name", f"expected a gymnasium.Wrapper, found {wrapper.name}"))
     try:
-        made = cls(env, **{key: _tuples(value) for key, value in kwargs.items()})
+        made: GymEnv = cls(env, **{key: _tuples(value) for key, value in kwargs.items()})
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise missing_package(path, wrapper.name, error) from error
     except (TypeError, ValueError, AssertionError, GymnasiumError) as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: {error}")) from error
     except BaseException as error:
         raise ConfigError(Problem(path, f"{wrapper.name} cannot be applied to {env_id}: it {raised(error)}")) from error
-    if not isinstance(made, gymnasium.Env):
-        raise ConfigError(
-            Problem(
-                f"{path}.name",
-                f"expected a gymnasium.Wrapper, found {wrapper.name}, which makes a {type(made).__name__}",
-            )
-        )
     return made
 
 

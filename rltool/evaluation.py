@@ -292,11 +292,13 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
     Raises:
         CheckpointError: the file is missing or broken.
         ConfigError: the environment has other spaces than the one the policy was trained on, or cannot be made or
-            filmed.
+            filmed, or the file names code of a stranger's.
     """
     from contextlib import ExitStack, closing
     from pathlib import Path
+    from typing import cast
 
+    from rltool import trust
     from rltool.config import load_node
     from rltool.devices import resolve_device
     from rltool.policy import LoadedPolicy
@@ -319,11 +321,9 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
 
         settle_without_screen()
     device = resolve_device(config.device)
-    loaded = LoadedPolicy(Path(config.checkpoint), device=str(device))
-    node = dict(loaded.env_node)
-    for key, value in config.env.items():
-        node[key] = {**node[key], **value} if isinstance(value, dict) and isinstance(node.get(key), dict) else value  # type: ignore[dict-item]
-    env_config = load_node("env", node)
+    loaded = LoadedPolicy(Path(config.checkpoint), device=str(device), plugins=config.plugins)
+    tree = trust.configuration(loaded.header, config.typed, ("plugins", "env"))
+    env_config = load_node("env", cast("dict[str, object]", tree["env"]))
     max_steps = config.max_steps if config.max_steps is not None else loaded.max_steps
     render_mode = "human" if config.render else "rgb_array" if config.video else None
     with ExitStack() as stack:

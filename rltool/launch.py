@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from rltool.composition import Composition, Line, compose, explain
-from rltool.config import SchemaT, load, load_as
+from rltool import trust
+from rltool.composition import Composition, Line, compose
+from rltool.config import SchemaT, Tree, laid_over, load, load_as
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.runs import RunDirectory
@@ -263,15 +264,17 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
 
     Raises:
         CheckpointError: there is no such checkpoint.
-        ConfigError: everything else that is wrong.
+        ConfigError: everything else that is wrong; code that a stranger's checkpoint names before all.
     """
     from rltool.checkpoint import read_header
 
     resume = line.get("resume")
     assert resume is not None
     header = read_header(Path(str(resume.override.value())))
+    for text in header.passed_over:
+        print(f"warning: passed over: {text}", file=sys.stderr)
     problems = list(line.problems)
-    base = OmegaConf.create(header.config)
+    changed: Tree = {}
     for typed in line.typed:
         if typed.key == "resume" or typed.key == "hydra.run.dir":
             continue
@@ -286,11 +289,7 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
         elif typed.override.is_hydra_override() or typed.override.is_delete() or "/" in typed.key:
             problems.append(Problem(typed.key, f"cannot be given together with resume, found {typed.word}"))
         else:
-            try:
-                value = typed.override.value()
-                OmegaConf.update(base, typed.key, value, merge=True, force_add=True)
-            except (OmegaConfBaseException, ValueError) as error:
-                problems += explain(error, files)
+            changed = laid_over(changed, _nested(typed.key.split("."), typed.override.value()))
     if line.get("hydra.run.dir") is not None and header.run_directory is not None:
         problems.append(
             Problem(
@@ -299,10 +298,8 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
                 "Leave hydra.run.dir out, or copy the checkpoint elsewhere first",
             )
         )
-    try:
-        tree = cast("dict[str, object]", OmegaConf.to_container(base, resolve=True))
-    except OmegaConfBaseException as error:
-        raise ConfigError([*problems, *explain(error, files)]) from error
+    # No ${…} is resolved here: what a file holds is data, and it could ask for an environment variable.
+    tree = trust.configuration(header, changed)
     tree["resume"] = os.path.abspath(header.path)
     if line.get("init") is None:
         tree["init"] = None  # what the run began from is in the checkpoint by now
@@ -330,6 +327,12 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return Resumption(header, config, changes, header.run_directory)
+
+
+def _nested(keys: Sequence[str], value: object) -> Tree:
+    """A tree that holds one value."""
+    head, *rest = keys
+    return {head: _nested(rest, value) if rest else value}
 
 
 def _under(key: str, heads: Sequence[str]) -> bool:

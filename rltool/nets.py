@@ -439,6 +439,13 @@ def module(config: ModuleConfig, *, shapes: Shapes) -> nn.Module:
         ConfigError: it cannot be imported, does not take its arguments, or does not take the inputs.
     """
     made = import_object(config.entry_point, "network.entry_point")
+    if not callable(made) or (isinstance(made, type) and not issubclass(made, nn.Module)):
+        raise ConfigError(
+            Problem(
+                "network.entry_point",
+                f"expected a torch.nn.Module or a function that returns one, found {config.entry_point}: a {type(made).__name__}",
+            )
+        )
     try:
         body = cast("Callable[..., object]", made)(dict(shapes), **config.kwargs)
     except TypeError as error:

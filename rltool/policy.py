@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltool import checkpoint
+from rltool import checkpoint, trust
 from rltool.algos.base import Algorithm, Runtime
+from rltool.allocation import limited
 from rltool.compiling import Compiler
-from rltool.config import load_node
+from rltool.config import import_plugins, load_node
 from rltool.devices import quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError
 from rltool.spaces import MASK, Array, entry, flatten, inputs_of, is_masked, mask_rows
@@ -31,6 +33,7 @@ class LoadedPolicy:
     Args:
         path: a checkpoint, or a run directory (its newest one).
         device: where it computes.
+        plugins: modules to import first; the code that a checkpoint of somebody else's names must be of one of these.
 
     Attributes:
         header: what the checkpoint says besides tensors.
@@ -38,15 +41,19 @@ class LoadedPolicy:
 
     Raises:
         CheckpointError: the file is missing, broken, or not rltool's.
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or the file names code of a stranger's.
     """
 
-    def __init__(self, path: str | Path, *, device: str = "cpu") -> None:
+    def __init__(self, path: str | Path, *, device: str = "cpu", plugins: Sequence[str] = ()) -> None:
         quieten_libraries()
         self.header = checkpoint.read_header(Path(path))
+        for text in self.header.passed_over:
+            print(f"warning: passed over: {text}", file=sys.stderr)
         self._device = resolve_device(device)
-        config = self.header.config
-        tree = cast("dict[str, dict[str, object]]", config)
+        typed = {"plugins": list(plugins)} if plugins else {}
+        tree = cast("dict[str, dict[str, object]]", trust.configuration(self.header, typed, trust.POLICY))
+        if problems := import_plugins(tree.get("plugins")):
+            raise ConfigError(problems)
         try:
             nodes = {group: load_node(group, tree[group]) for group in ("algo", "network", "optim", "buffer")}
         except ConfigError as error:
@@ -55,7 +62,7 @@ class LoadedPolicy:
             env=self.header.state.env,
             leaves=self.header.leaves,
             actions=self.header.actions,
-            num_envs=int(cast("int", tree["env"]["num_envs"])),
+            num_envs=int(cast("int", self.env_node["num_envs"])),
             network=cast("NetworkConfig", nodes["network"]).for_loading(),
             optim=cast("OptimConfig", nodes["optim"]),
             buffer=cast("BufferConfig", nodes["buffer"]).for_acting(),
@@ -67,8 +74,9 @@ class LoadedPolicy:
             note=_nobody,
         )
         try:
-            self.algorithm = cast("Algorithm", cast("AlgoConfig", nodes["algo"]).build(run=run))
-        except (ConfigError, RuntimeError) as error:
+            with limited(self.header.path):
+                self.algorithm = cast("Algorithm", cast("AlgoConfig", nodes["algo"]).build(run=run))
+        except (ConfigError, RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
             raise CheckpointError(f"{self.header.path} describes networks that cannot be built: {error}") from error
         checkpoint.load(self.algorithm, self.header.path, only=("policy", "normalizer"))
         self._draws = torch.Generator()
@@ -146,7 +154,7 @@ class LoadedPolicy:
         Raises:
             ValueError: there is none, or none of that size.
         """
-        source = str(self.env_node["action_mask"])
+        source = str(self.env_node.get("action_mask", "auto"))
         if given is None and source in ("info", "method"):
             what = "info['action_mask']" if source == "info" else "env.unwrapped.action_masks()"
             raise ValueError(f"this policy learned with masks of valid actions; give action_mask={what}")
@@ -181,6 +189,6 @@ def _nobody(text: str) -> None:
     del text
 
 
-def load_policy(path: str | Path, *, device: str = "cpu") -> LoadedPolicy:
+def load_policy(path: str | Path, *, device: str = "cpu", plugins: Sequence[str] = ()) -> LoadedPolicy:
     """The policy of a checkpoint: ``action = load_policy("best.ckpt")(observation)``; see :class:`LoadedPolicy`."""
-    return LoadedPolicy(path, device=device)
+    return LoadedPolicy(path, device=device, plugins=plugins)

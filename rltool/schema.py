@@ -43,8 +43,10 @@ def _finite(value: JsonValue) -> JsonValue:
 
 
 Arguments = Annotated[dict[str, JsonValue], AfterValidator(_finite)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+# Counts become int64 in tensors. What stands side by side costs memory each, whatever file asks for it.
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1, lt=2**63)]
+SideBySide = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=100_000)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -114,7 +116,7 @@ class EnvConfig(Schema):
     """What every kind of environment has."""
 
     kind: str = Field(description="which kind of environment this is")
-    num_envs: PositiveCount = Field(description="environments stepped side by side; 1 to 32 on a laptop")
+    num_envs: SideBySide = Field(description="environments stepped side by side; 1 to 32 on a laptop")
     kwargs: Arguments = Field(description="keyword arguments of the environment")
     observation_keys: list[Annotated[str, BeforeValidator(_key)]] | None = Field(
         description="entries of a Dict or Tuple observation to learn from, dotted where nested; null: all"
@@ -706,7 +708,7 @@ class EvalConfig(Schema):
 
     interval: PositiveCount | None = Field(description="frames between evaluations; null: none")
     episodes: PositiveCount = Field(description="episodes each time")
-    num_envs: PositiveCount = Field(description="environments side by side")
+    num_envs: SideBySide = Field(description="environments side by side")
     max_steps: PositiveCount = Field(description="an episode that has not ended by then is cut, in steps")
     deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
 
@@ -728,7 +730,7 @@ class StopConfig(Schema):
 class RunConfig(Schema):
     """The whole, checked configuration of a run."""
 
-    total_frames: Annotated[int, BeforeValidator(_whole), Field(ge=-1)] = Field(
+    total_frames: Annotated[int, BeforeValidator(_whole), Field(ge=-1, lt=2**63)] = Field(
         description="budget in frames (steps of all environments together); -1: until stopped or solved"
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
@@ -737,7 +739,9 @@ class RunConfig(Schema):
     device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = Field(
         description="auto, cpu, cuda or cuda:N"
     )
-    threads: PositiveCount = Field(description="torch threads; 1 is fastest for small networks")
+    threads: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)] = Field(
+        description="torch threads; 1 is fastest for small networks"
+    )
     compile: Literal["auto"] | bool = Field(
         description="compile policy and update with torch.compile; auto: when the run is long enough to pay for it"
     )
@@ -803,7 +807,7 @@ class EvalRunConfig(Schema):
     device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = Field(
         description="auto, cpu, cuda or cuda:N"
     )
-    num_envs: PositiveCount = Field(description="environments side by side")
+    num_envs: SideBySide = Field(description="environments side by side")
     max_steps: PositiveCount | None = Field(
         description="an episode that has not ended by then is cut, in steps; null: as in training"
     )
@@ -815,11 +819,19 @@ class EvalRunConfig(Schema):
         min_length=1,
     )
     out: str | None = Field(description="a JSON file for the whole report; null: none")
+    plugins: list[str] = Field(
+        description="modules imported first; those that a checkpoint of somebody else's names are imported only from here"
+    )
     quiet: bool = Field(description="print the result only, in one line")
     debug: bool = Field(description="show tracebacks")
     env: dict[str, JsonValue] = Field(
         description="changes to the environment of the checkpoint: env.id=…, env.kwargs.x=…"
     )
+
+    @property
+    def typed(self) -> dict[str, object]:
+        """The user's own values of keys that the checkpoint has, too."""
+        return {"env": self.env, **({"plugins": self.plugins} if self.plugins else {})}
 
     @field_validator("video")
     @classmethod

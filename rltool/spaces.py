@@ -124,23 +124,38 @@ class LeafSpec:
         Raises:
             KeyError, TypeError, ValueError: the mapping is not one of those.
         """
-        kind = data["kind"]
+        kind, key = data["kind"], data["key"]
         if kind not in get_args(LeafKind):
             raise ValueError(f"unknown kind of leaf {kind!r}")
-        shape, nvec, start = (
-            tuple(int(size) for size in cast("list[int]", data[part])) for part in ("shape", "nvec", "start")
-        )
+        if not isinstance(key, list) or (*key[:1],) not in (OBSERVATION, MASK):
+            raise ValueError(f"no key of a leaf: {key!r}")
+        shape, nvec, start = (whole_numbers(data[part]) for part in ("shape", "nvec", "start"))
+        height, stack = whole_numbers([data["height"], data["stack"]])
         return cls(
-            key=tuple(str(part) for part in cast("list[str]", data["key"])),
+            key=tuple(str(part) for part in key),
             kind=cast("LeafKind", kind),
             shape=shape,
             dtype=str(np.dtype(str(data["dtype"]))),
             nvec=nvec,
             start=start,
             scale=float(cast("float", data["scale"])),
-            height=int(cast("int", data["height"])),
-            stack=int(cast("int", data["stack"])),
+            height=height,
+            stack=stack,
         )
+
+
+def whole_numbers(value: JsonValue) -> tuple[int, ...]:
+    """A list of whole numbers that fit into an int64.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list of whole numbers, found {value!r}")
+    numbers = tuple(number for number in value if type(number) is int and -(2**63) <= number < 2**63)
+    if len(numbers) < len(value):
+        raise ValueError(f"expected whole numbers, found {str(value)[:100]}")
+    return numbers
 
 
 def nested(columns: Mapping[Key, object]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def make_base(config: TorchRLEnvConfig) -> EnvBase:
         ConfigError: it cannot be imported, does not take the arguments, or returns something else.
     """
     make = import_object(config.entry_point, "env.entry_point")
-    if not callable(make):
+    if not callable(make) or (isinstance(make, type) and not issubclass(make, EnvBase)):
         problem = (
             f"expected a function that returns a torchrl EnvBase, found {config.entry_point}: a {type(make).__name__}"
         )

@@ -6,7 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ import torch
 
 from rltool import checkpoint, reporting
 from rltool.algos.base import RandomState, Runtime
+from rltool.allocation import limited
 from rltool.checkpoint import Header, Saver
 from rltool.compiling import Compiler
 from rltool.console import Console
@@ -83,7 +84,8 @@ def train(
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
         compiler = Compiler(_compile_mode(config, origin), planned_updates(config), console.note)
         loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
-        algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
+        with nullcontext() if origin is None else limited(origin.path):
+            algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
         evaluator = None
         if config.eval.interval is not None:
             evaluator = stack.enter_context(
@@ -426,7 +428,7 @@ def _check_alike(env: GymVectorEnv, evaluator: Evaluator) -> None:
 def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] | bool:
     """Whether to compile: a resumed run does what it did before (compiled and eager differ in the last digits), unless
     the user says otherwise."""
-    if origin is not None and config.compile == origin.config["compile"]:
+    if origin is not None and config.compile == origin.config.get("compile"):
         return origin.state.compiled
     return config.compile
 

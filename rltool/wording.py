@@ -37,7 +37,8 @@ class Shape:
             for part in parts:
                 for name in ("gt", "ge", "lt", "le", "pattern", "min_length"):
                     value = getattr(part, name, None)
-                    if value is not None:
+                    # The width of a seed or a counter is nothing that is typed by accident.
+                    if value is not None and not (isinstance(value, int) and value >= 2**32):
                         self._bounds[name] = value
 
     @classmethod
@@ -105,7 +106,7 @@ class Shape:
         if self.annotation not in (int, float):
             return ""
         signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-        bounds = {name: value for name, value in self._bounds.items() if name in signs and value != 2**32}
+        bounds = {name: value for name, value in self._bounds.items() if name in signs}
         if "ge" in bounds and "le" in bounds:
             return f"{bounds['ge']} … {bounds['le']}"
         return ", ".join(f"{signs[name]} {bounds[name]}" for name in ("gt", "ge", "lt", "le") if name in bounds)
@@ -138,8 +139,6 @@ class Shape:
         low, above = self._bounds.get("ge"), self._bounds.get("gt")
         high, below = self._bounds.get("le"), self._bounds.get("lt")
         words = noun
-        if below == 2**32:
-            below = None  # the width of a seed, which nobody types by accident
         if low is not None and high is not None:
             return f"{words} from {low} to {high}"
         if above is not None:
@@ -162,8 +161,16 @@ def found(value: object) -> str:
             looks_plain = value not in ("", "true", "false", "null")
         else:
             looks_plain = False
-        return repr(value) if looks_plain else f"the text {value!r}"
-    text = json.dumps(value, default=str, ensure_ascii=False)
+        return _short(repr(value)) if looks_plain else f"the text {_short(repr(value))}"
+    try:
+        return _short(json.dumps(value, default=repr, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):  # keys of other types, thousands of digits, lists in lists in lists
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _short(text: str) -> str:
+    """At most 60 characters, all of which can be printed."""
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
@@ -181,4 +188,5 @@ def did_you_mean(options: Sequence[str]) -> str:
 
 def dotted(path: Iterable[str | int]) -> str:
     """``("network", "hidden", 1)`` as ``network.hidden[1]``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" if part != "" else ".''" for part in path)
+    return "".join(parts).removeprefix(".")

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the secret of these tests lies: never the user's own."""
+    directory = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(directory)
+    return directory
+
+
 @pytest.fixture
 def vector() -> Iterator[Callable[..., GymVectorEnv]]:
     """Makes vectorised environments, by default of probes, and closes them."""

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from probes import ALGORITHMS
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rltool import checkpoint
+from rltool import checkpoint, train
 from rltool.algos.base import Algorithm
 from rltool.checkpoint import Saver, State, load_buffer, read_header, write_tensors
 from rltool.errors import CheckpointError, NonFiniteError, RltoolError, WriteError
@@ -107,7 +108,7 @@ def test_a_checkpoint_reads_with_safetensors_and_json_alone(request: pytest.Fixt
     with safe_open(file, framework="numpy") as content:
         tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         metadata = content.metadata()
-    assert set(metadata) == {"rltool"}
+    assert set(metadata) == {"rltool", "signature", "crc32"}
     data = json.loads(metadata["rltool"])
     assert (data["format"], data["config"]["algo"]["kind"]) == (1, algo)
     assert data["frames"] == {"ppo": 352, "dqn": 400, "sac": 400}[algo]
@@ -177,6 +178,69 @@ def test_a_run_directory_stands_for_its_newest_whole_checkpoint(dqn_run: Path, t
     (directory / "300.ckpt").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no checkpoint of this run is whole:\n.*last\.ckpt.*\n.*300\.ckpt"):
         read_header(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["cut", "zeros", "header", "state", "data"])
+def test_a_damaged_checkpoint_is_never_preferred_to_a_whole_older_one(
+    dqn_run: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where safetensors itself would read it: a flipped bit of a weight, another digit in the state."""
+    shutil.copytree(dqn_run, tmp_path, dirs_exist_ok=True)
+    last = tmp_path / "checkpoints/last.ckpt"
+    content = bytearray(last.read_bytes())
+    match kind:
+        case "cut":
+            del content[-1:]
+        case "zeros":
+            content[:] = bytes(len(content))
+        case "header":
+            content[9] ^= 1
+        case "state":
+            place = content.index(b'\\"frames\\": 400') + len(b'\\"frames\\": ')
+            content[place : place + 1] = b"9"
+        case "data":
+            content[-100] ^= 1
+    last.write_bytes(content)
+    header = read_header(tmp_path)
+    assert (header.path.name, header.frames) == ("400.ckpt", 400)
+    (reason,) = header.passed_over
+    assert reason.startswith(f"{last} is ")
+    load_policy(tmp_path)
+    assert capsys.readouterr().err == f"warning: passed over: {reason}\n"
+    with pytest.raises(CheckpointError, match=r"last\.ckpt is "):
+        read_header(last)
+
+
+def test_resume_says_which_checkpoint_it_passed_over(
+    dqn_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(dqn_run, tmp_path, dirs_exist_ok=True)
+    last = tmp_path / "checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1] + b"!")
+    result = train(f"resume={tmp_path}", "total_frames=420")
+    assert (result["status"], result["frames"]) == ("finished", 420)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.match(
+        rf"warning: passed over: {last} is not a whole checkpoint: its bytes have the checksum \w{{8}}, and", error
+    )
+    assert read_header(tmp_path).path == last
+
+
+def test_a_checkpoint_without_a_checksum_is_read(dqn_run: Path, tmp_path: Path) -> None:
+    source = dqn_run / "checkpoints/last.ckpt"
+    old = rewritten(source, tmp_path / "old.ckpt", json.dumps(header_of(source)))
+    assert read_header(old).state == read_header(source).state
+    assert load_policy(old)(torch.zeros(4)).shape == ()
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    for path in (tmp_path / "pipe.ckpt", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match="is no ordinary file"):
+            read_header(path)
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        read_header(tmp_path / ("a" * 5000))
 
 
 def test_a_missing_file_names_those_beside_it(dqn_run: Path) -> None:
@@ -276,6 +340,19 @@ def test_a_later_format_says_so(dqn_run: Path, tmp_path: Path) -> None:
         (("leaves",), []),
         (("leaves",), [{"key": ["observation"]}]),
         (("leaves",), "observation"),
+        (("env",), 3),
+        (("evaluation",), "high"),
+        (("best",), {"mean": 1.0}),
+        (("best",), {"mean": 1.0, "frames": "2"}),
+        (("versions",), {"torch": 2}),
+        (("frames",), 2**63),
+        (("sessions",), 1.0),
+        (("compiled",), 1),
+        (("config", "env", "num_envs"), 0),
+        (("config", "env", "num_envs"), 10**30),
+        (("actions", "nvec"), [True]),
+        (("actions", "nvec"), [2.0]),
+        (("actions", "nvec"), [10**30]),
         (("actions",), None),
         (("actions", "nvec"), [-2]),
         (("actions", "nvec"), "two"),
@@ -293,15 +370,65 @@ def test_a_header_of_other_types_is_refused(dqn_run: Path, tmp_path: Path, key: 
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"frames": ', '"frames": NaN, "was": '),
+        ('"frames": ', '"frames": 1, "frames": '),
+        ('"evaluation": null', '"evaluation": 1e999'),
+        ('"parent": null', '"parent": "\\ud800"'),
+        ('"parent": null', f'"parent": {"[" * 100_000}'),
+        ('"frames": ', f'"frames": {"1" * 5000}'),
+    ],
+)
+def test_json_that_readers_differ_about_is_refused(dqn_run: Path, tmp_path: Path, old: str, new: str) -> None:
+    source = dqn_run / "checkpoints/last.ckpt"
+    text = json.dumps(header_of(source))
+    assert old in text
+    path = rewritten(source, tmp_path / "odd.ckpt", text.replace(old, new, 1))
+    with pytest.raises(CheckpointError, match=r"odd\.ckpt has an unreadable header"):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (("config", "env", "num_envs"), 10**12, "env.num_envs: expected a whole number from 1 to 100000"),
+        (("config", "threads"), 10**9, "threads: expected a whole number from 1 to 1024"),
+        (("config", "eval", "num_envs"), 10**12, "eval.num_envs: expected a whole number from 1 to 100000"),
+        (("config", "buffer", "size"), 10**15, "buffer.size: .* need .* GiB"),
+        (("config", "network", "hidden"), [10**5, 10**5], "describes networks that its weights cannot fill"),
+        (("random",), {}, "random numbers cannot be taken up again: KeyError"),
+        (
+            ("random", "numpy"),
+            ["MT19937", [0] * 624, 10**6, 0, 0.0],
+            "random numbers cannot be taken up again: .*position",
+        ),
+        (("random", "python"), [3, [0] * 5, None], "random numbers cannot be taken up again"),
+    ],
+)
+def test_a_run_is_not_resumed_with_what_no_run_would_save(
+    dqn_run: Path, tmp_path: Path, key: tuple[str, ...], value: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = dqn_run / "checkpoints/last.ckpt"
+    path = rewritten(source, tmp_path / "odd.ckpt", json.dumps(laid_over(header_of(source), key, value)))
+    with pytest.raises(RltoolError, match=message) as refusal:
+        train(f"resume={path}", "total_frames=420")
+    assert refusal.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         (("config", "algo", "kind"), "os:system", "holds a configuration that is none: algo.kind"),
         (("config", "algo", "gamma"), "__import__('os')", "holds a configuration that is none: algo.gamma"),
-        (("config", "network", "hidden"), [10**15], "describes networks that cannot be built"),
+        (("config", "network", "hidden"), [1] * 20_000, "describes networks that its weights cannot fill"),
+        (("config", "network", "hidden"), [10**5, 10**5], "describes networks that its weights cannot fill"),
+        (("config", "network", "hidden"), [10**15], "describes networks that its weights cannot fill"),
         (("config", "network", "hidden"), [17], "policy.body.hidden.0.weight has shape"),
         (("config", "algo", "kind"), "ppo", "holds a configuration that is none"),
         (("actions", "nvec"), [3], "policy.head.weight has shape"),
-        (("actions", "nvec"), [10**15], "describes networks that cannot be built"),
+        (("actions", "nvec"), [10**15], "describes networks that its weights cannot fill"),
         (("leaves", "shape"), [5], "policy.body.hidden.0.weight has shape"),
     ],
 )

@@ -288,7 +288,7 @@ def test_values_that_are_taken(typed: str, key: str, value: object) -> None:
         ("seed='0'", "seed", "found the text '0'"),
         ("seed=true", "seed", "found true"),
         ("seed=-1", "seed", "found -1"),
-        ("env.num_envs=0", "env.num_envs", "a whole number, 1 or more, found 0"),
+        ("env.num_envs=0", "env.num_envs", "a whole number from 1 to 100000, found 0"),
         ("env.num_envs=-2", "env.num_envs", "found -2"),
         ("optim.lr=-1", "optim.lr", "a number above 0, found -1"),
         ("optim.lr=high", "optim.lr", "found 'high'"),

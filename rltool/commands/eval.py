@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rltool import trust
 from rltool.composition import read_overrides
 from rltool.config import import_plugins, load_node
 from rltool.errors import ConfigError, Problem, RltoolError
@@ -57,24 +58,16 @@ def _check_environment(config: EvalRunConfig) -> None:
 
     Raises:
         CheckpointError: it is no checkpoint.
-        ConfigError: the changes do not fit.
+        ConfigError: the changes do not fit, or it names code of a stranger's.
     """
     from rltool.checkpoint import read_header
 
     header = read_header(Path(config.checkpoint))
-    problems = import_plugins(header.config.get("plugins"))
+    tree = trust.configuration(header, config.typed, (*trust.POLICY, "env"))
+    problems = import_plugins(tree.get("plugins"))
     if problems:
         raise ConfigError(problems)
-    node = cast("Mapping[str, object]", header.config["env"])
-    load_node("env", _laid_over(node, config.env))
-
-
-def _laid_over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
+    load_node("env", cast("Mapping[str, object]", tree["env"]))
 
 
 def _number(value: object, digits: int = 2) -> str:
