@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable
 from types import TracebackType
 
-from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
+from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem, RltoolError
 from rltool.tracebacks import shortened
 
 # Frames of these are machinery between the command line and the code that failed.
@@ -39,7 +39,8 @@ def show(error: BaseException, command: str, *, debug: bool = False) -> int:
         _lines(command, error.problems)
         return error.exit_code
     if isinstance(error, RltoolError):
-        _lines(command, [Problem("", "\n".join([str(error), *getattr(error, "__notes__", [])]))])
+        notes = getattr(error, "__notes__", []) if isinstance(error, NonFiniteError) else []
+        _lines(command, [Problem("", "\n".join([str(error), *notes]))])
         if isinstance(error, EnvironmentFault) and not debug:
             print(shortened(error.trace), end="", file=sys.stderr)  # unbroken: editors find the line by it
         return error.exit_code

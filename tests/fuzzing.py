@@ -304,14 +304,16 @@ class Reader:
         """Whether a buffer of CartPole's observations is filled from the file."""
         from torch import Generator, device
 
+        from rltool.actions import ActionSpec
         from rltool.algos.base import Algorithm
         from rltool.buffers import ReplayBuffer
         from rltool.schema import ReplayBufferConfig
         from rltool.spaces import OBSERVATION, LeafSpec
 
         leaves = (LeafSpec(OBSERVATION, "box", (4,), "float32"),)
+        choice = ActionSpec("discrete", (), "int64", (2,), (0,))
         node = ReplayBufferConfig(kind="replay", size=1000, storage="memory")
-        buffer = ReplayBuffer(node, generator=Generator(), device=device("cpu"), leaves=leaves)
+        buffer = ReplayBuffer(node, generator=Generator(), device=device("cpu"), leaves=leaves, actions=choice)
         algorithm = cast("Algorithm", SimpleNamespace(components=lambda: {"buffer": buffer}))
         filled = checkpoint.load_buffer(algorithm, path, 0)
         assert filled or not len(buffer)  # a refused one leaves nothing behind

@@ -41,6 +41,7 @@ def config(
         device="cpu",
         threads=1,
         compile=False,
+        on_nonfinite="stop",
         resume=None,
         init=None,
         plugins=[],

@@ -362,7 +362,8 @@ def test_an_evaluation_that_raises_is_told_once_counted_and_no_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = run(tmp_path, "dqn", *EVALUATED, BROKEN.format("at: 3, every: true"), "quiet=false")
-    assert (summary["status"], summary["faults"]) == ("finished", {"evaluation": 3, "logging": 0})
+    assert summary["status"] == "finished"
+    assert {name: count for name, count in summary["faults"].items() if count} == {"evaluation": 3}  # type: ignore[attr-defined]
     assert (summary["last_evaluation"], summary["best_evaluation"]) == (None, None)
     assert not (tmp_path / "checkpoints/best.ckpt").exists()
     out = capsys.readouterr().out
