@@ -68,7 +68,7 @@ def value(rng: random.Random, *, foreign: bool) -> object:
         return rng.choice((rng.randrange(-5, 5000), rng.uniform(-2, 2), rng.lognormvariate(0, 9)))
     if kind == 1:
         return "".join(rng.choices(string.printable, k=rng.randrange(12)))
-    return copy.copy(rng.choice(FOREIGN if kind == 4 else PLAIN))
+    return copy.deepcopy(rng.choice(FOREIGN if kind == 4 else PLAIN))
 
 
 def paths(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

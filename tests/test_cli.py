@@ -694,7 +694,7 @@ def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> No
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("env.num_envs=0", "env.num_envs: expected a whole number, 1 or more, found 0"),
+        ("env.num_envs=0", "env.num_envs: expected a whole number from 1 to 100000, found 0"),
         ("env.ide=x", "env.ide: no such key. Did you mean env.id?"),
         ("out=old", "out: expected a file"),
         ("out=nowhere/x.json", "out: there is no directory"),
