@@ -48,6 +48,7 @@ def eval_config(checkpoint: Path, **changes: object) -> EvalRunConfig:
         "video": False,
         "video_dir": None,
         "out": None,
+        "plugins": [],
         "quiet": True,
         "debug": False,
         "env": {},
