@@ -327,7 +327,7 @@ def load(algorithm: Algorithm, path: Path, *, only: tuple[str, ...] | None = Non
                 raise CheckpointError(f"{path}: {prefix}{key} has shape {tuple(found[key].shape)}, expected {shape}")
         try:
             component.load_state_dict(found)
-        except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
+        except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise CheckpointError(f"{path}: {name} does not fit: {error}") from error
 
 

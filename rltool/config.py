@@ -114,7 +114,9 @@ def nulls(tree: Mapping[str, object]) -> Tree:
     """
     deep = [key for key, value in tree.items() if not is_shallow(value)]
     if deep:
-        raise ConfigError(Problem(str(key), f"expected at most {LEVELS} levels of mappings and lists") for key in deep)
+        raise ConfigError(
+            Problem(dotted((str(key),)), f"expected at most {LEVELS} levels of mappings and lists") for key in deep
+        )
 
     def walk(value: object) -> object:
         if isinstance(value, Mapping):
