@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from rltool import trust
 from rltool.actions import ActionSpec
+from rltool.config import is_shallow
 from rltool.errors import CheckpointError, NonFiniteError, WriteError
 from rltool.spaces import LeafSpec
 
@@ -250,6 +251,8 @@ def _state(text: str, path: Path) -> State:
     data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_number)
     text.encode()  # half of a surrogate pair could not be printed
     json.dumps(data, ensure_ascii=False).encode()
+    if not is_shallow(data):
+        raise ValueError("its mappings and lists are nested too deeply")
     if data["format"] != FORMAT:
         raise CheckpointError(
             f"{path} has format {data['format']}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
@@ -326,7 +329,7 @@ def load(algorithm: Algorithm, path: Path, *, only: tuple[str, ...] | None = Non
                 raise CheckpointError(f"{path}: {prefix}{key} has shape {tuple(found[key].shape)}, expected {shape}")
         try:
             component.load_state_dict(found)
-        except (RuntimeError, KeyError, TypeError, ValueError, IndexError) as error:
+        except (RuntimeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise CheckpointError(f"{path}: {name} does not fit: {error}") from error
 
 

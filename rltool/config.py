@@ -24,6 +24,7 @@ from rltool.wording import Path, Shape, did_you_mean, dotted, found, nearest
 Tree = dict[str, object]
 SchemaT = TypeVar("SchemaT", bound=Schema)
 MISSING = "???"
+LEVELS = 64  # how deep mappings and lists may be nested
 ENTRY_POINTS = "rltool.plugins"
 
 
@@ -98,8 +99,24 @@ def laid_over(below: Mapping[str, object], above: Mapping[str, object]) -> Tree:
     return merged
 
 
+def is_shallow(value: object, levels: int = LEVELS) -> bool:
+    """Whether mappings and lists lie in each other so few levels deep that they can be walked through."""
+    if isinstance(value, Mapping):
+        return levels > 0 and all(is_shallow(item, levels - 1) for item in value.values())
+    return not isinstance(value, list | tuple) or (levels > 0 and all(is_shallow(item, levels - 1) for item in value))
+
+
 def nulls(tree: Mapping[str, object]) -> Tree:
-    """A deep copy in which the string ``None``, which Python users type for null, is null."""
+    """A deep copy in which the string ``None``, which Python users type for null, is null.
+
+    Raises:
+        ConfigError: values are nested too deeply.
+    """
+    deep = [key for key, value in tree.items() if not is_shallow(value)]
+    if deep:
+        raise ConfigError(
+            Problem(dotted((str(key),)), f"expected at most {LEVELS} levels of mappings and lists") for key in deep
+        )
 
     def walk(value: object) -> object:
         if isinstance(value, Mapping):

@@ -113,7 +113,10 @@ def train(
         if origin is not None:
             _restore(algorithm, collector, origin, config, console, env.unsaved)
         elif config.init is not None:
-            _initialise(algorithm, env, checkpoint.read_header(Path(config.init)))
+            source = checkpoint.read_header(Path(config.init))
+            for text in source.passed_over:
+                console.warn(f"passed over: {text}")
+            _initialise(algorithm, env, source)
             algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
         _check_batches(config, algorithm)
 
@@ -363,7 +366,8 @@ def _restore(
     checkpoint.restore_random_state(origin.state.random)
     if checkpoint.load_buffer(algorithm, origin.path, origin.frames) is False:
         console.note(
-            "no replay buffer lies beside this checkpoint: learning goes on once learning_starts frames are collected anew"
+            "no replay buffer lies beside this checkpoint (or none that is whole and of its moment): learning goes on once "
+            "learning_starts frames are collected anew"
         )
     if collector.continued:
         console.note("everything continues where the checkpoint was taken, the open episodes too")

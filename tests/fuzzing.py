@@ -68,7 +68,7 @@ def value(rng: random.Random, *, foreign: bool) -> object:
         return rng.choice((rng.randrange(-5, 5000), rng.uniform(-2, 2), rng.lognormvariate(0, 9)))
     if kind == 1:
         return "".join(rng.choices(string.printable, k=rng.randrange(12)))
-    return copy.copy(rng.choice(FOREIGN if kind == 4 else PLAIN))
+    return copy.deepcopy(rng.choice(FOREIGN if kind == 4 else PLAIN))
 
 
 def paths(tree: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -246,6 +246,8 @@ TEXTS = (
     ("1", "1e999"),
     ("null", "-Infinity"),
     ("[", "[" * 5000),
+    ("null", "[" * 500 + "]" * 500),
+    ('"kwargs": {', '"kwargs": {"deep": ' + "[" * 400 + "]" * 400 + ", "),
     ("{", '{"a":' * 3000),
     ('"frames":', '"frames": 1, "frames":'),
     ("1", "1" * 5000),

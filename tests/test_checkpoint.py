@@ -377,6 +377,7 @@ def test_a_header_of_other_types_is_refused(dqn_run: Path, tmp_path: Path, key: 
         ('"evaluation": null', '"evaluation": 1e999'),
         ('"parent": null', '"parent": "\\ud800"'),
         ('"parent": null', f'"parent": {"[" * 100_000}'),
+        ('"parent": null', f'"parent": {"[" * 300}{"]" * 300}'),
         ('"frames": ', f'"frames": {"1" * 5000}'),
     ],
 )

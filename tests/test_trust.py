@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import safetensors.torch
 import torch
@@ -75,6 +76,7 @@ def theirs(dqn_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    monkeypatch.delitem(gymnasium.registry, "Theirs-v0", raising=False)
     (tmp_path / "theirs.py").write_text(MODULE)
 
     def make(changes: Mapping[str, object], **options: bool) -> Path:
