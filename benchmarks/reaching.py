@@ -61,7 +61,7 @@ def rltool(task: Task, seed: int, directory: Path) -> dict[str, Any]:
         f"eval.interval={task.interval}", f"eval.episodes={EPISODES}", f"stop.return_threshold={task.threshold}",
         "stop.evaluations=1",
     ]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "rltool", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "rltool", *words], check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((directory / "run" / "summary.json").read_text())
     return {"frames": summary["frames"], "reached": summary["status"] == "solved"}
 
@@ -99,13 +99,18 @@ def stable_baselines3(name: str, seed: int) -> dict[str, Any]:
     return {"frames": agent.num_timesteps, "reached": bool(evaluation.best_mean_reward >= task.threshold)}
 
 
+SIDES = ("rltool", "stable-baselines3")
+
+
 def measure(name: str, side: str, seed: int, *, cold: bool) -> dict[str, Any]:
     """A run in a process of its own, and its seconds."""
     with tempfile.TemporaryDirectory() as directory:
         cache = {"TORCHINDUCTOR_CACHE_DIR": f"{directory}/cache"} if cold else {}
         command = [sys.executable, __file__, "--one", name, side, str(seed), directory]
         begin = time.perf_counter()
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **cache})
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **cache})
+        if done.returncode:
+            sys.exit(f"{side} ended with exit code {done.returncode} on {name}, seed {seed}")
         seconds = time.perf_counter() - begin
     return {**json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
 
@@ -114,7 +119,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--sides", nargs="+", default=["rltool", "stable-baselines3"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--cold", action="store_true", help="without compiled code from before")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 BASE = {"env.num_envs": 8, "algo.minibatch_size": 64, "network.hidden": [64, 64]}
@@ -42,7 +43,7 @@ def measure(changes: dict[str, object], backend: str) -> dict[str, float]:
             "--json",
             str(out),
         ]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         shares: dict[str, float] = json.loads(out.read_text())
     groups = {"collecting": 0.0, "update": 0.0, "rest": 0.0}
     for part, cost in shares.items():
@@ -82,6 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", type=Path, help="where to draw the figure")
     arguments = parser.parse_args()
+    if arguments.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install -e '.[peers]'")
     figures: dict[str, dict[str, list[dict[str, float]]]] = {}
     print("| changed | backend | collecting | update | rest | all, µs a frame |\n|---|---|---|---|---|---|")
     for key, (values, backends) in SERIES.items():

@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("words", nargs="+", help="what would follow `rltool train`")
     parser.add_argument("--skip", type=float, default=0.25, help="share of the budget that is not looked at")
     parser.add_argument("--json", type=Path, help="write the microseconds a frame of each part here, too")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     account = Account()
     instrument(account)
     seen = watch(account, arguments.skip)

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from peers import PEERS, Stopwatch, Work
@@ -168,6 +168,13 @@ def main() -> None:
     if arguments.one:
         print(f"\n{MARK}{' '.join(map(str, one(*arguments.one)))}", flush=True)
         return
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: expected 1 or more, found {arguments.rounds}")
+    names = ("torch", "torchrl", "gymnasium", "mujoco", "envpool", "stable-baselines3", "skrl")
+    try:  # before hours of measuring
+        versions = ", ".join(f"{name} {version(name)}" for name in names)
+    except PackageNotFoundError as error:
+        parser.error(f"{error.name} is not installed: pip install -e '.[all,peers]'")
     figures: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in arguments.rows:
         sides = ROWS[row][1]
@@ -176,8 +183,6 @@ def main() -> None:
             for side in sides:
                 figures[row][side].append(measure(row, side))
         print(f"{row}: {json.dumps(figures[row])}", flush=True)
-    names = ("torch", "torchrl", "gymnasium", "mujoco", "envpool", "stable-baselines3", "skrl")
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
     text = f"{table(figures)}\n\n{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}; {versions}"
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "table.md").write_text(text + "\n")

@@ -6,9 +6,11 @@ import logging
 import os
 import shutil
 import sysconfig
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -18,6 +20,8 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 # Gradient steps from which compilation (10 to 20 s on two old cores, half of that from its cache) is paid back: it saves
 # about 2 ms a step there.
 WORTHWHILE_UPDATES = 5_000
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -31,14 +35,21 @@ class Compiler:
         mode: ``true``, ``false`` or ``auto``.
         updates: gradient steps planned for the whole run; negative for no end.
         note: where the one line goes.
+        spent: told the seconds that each compilation took.
 
     Attributes:
         enabled: whether functions are compiled; stored in checkpoints, since compiled and eager differ in the last digits.
         reason: why, in words.
     """
 
-    def __init__(self, mode: Literal["auto"] | bool, updates: int, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(
+        self,
+        mode: Literal["auto"] | bool,
+        updates: int,
+        note: Callable[[str], object],
+        spent: Callable[[float], object] = float,
+    ) -> None:
+        self._note, self._spent = note, spent
         missing = _missing_tools()
         if mode == "auto":
             self.enabled = missing is None and (updates < 0 or updates >= WORTHWHILE_UPDATES)
@@ -46,13 +57,11 @@ class Compiler:
             self.reason = f"auto: {missing or planned}"
         else:
             self.enabled = mode and missing is None
-            self.reason = "as configured"
+            self.reason = missing if mode and missing is not None else "as configured"
             if mode and missing is not None:
                 note(f"compile=true, but {missing}. Training goes on without compilation")
         if self.enabled:
-            # Importing inductor sets this to a place under /tmp, which the next start of the machine empties.
-            if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_directory())
+            _keep_compiled_code(note)
             # Says "No CUDA runtime is found" on every machine without a GPU.
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
@@ -63,7 +72,7 @@ class Compiler:
         for that result. Other tensors that it reads may change in place, but not be exchanged for others; whatever else
         it reads must stay as it is.
         """
-        return _Compiled(function, self._note) if self.enabled else function
+        return _Compiled(function, self._note, self._spent) if self.enabled else function
 
 
 class _Compiled(Generic[Args, Result]):
@@ -76,8 +85,10 @@ class _Compiled(Generic[Args, Result]):
     A failure while tracing means eager from then on, since nothing has changed yet.
     """
 
-    def __init__(self, function: Callable[Args, Result], note: Callable[[str], None]) -> None:
-        self._eager, self._note = function, note
+    def __init__(
+        self, function: Callable[Args, Result], note: Callable[[str], object], spent: Callable[[float], object]
+    ) -> None:
+        self._eager, self._note, self._spent = function, note, spent
         self._name = {"gradient": "the update", "_act": "the policy"}.get(function.__name__, function.__name__)
         self._traced: Callable[Args, Result] | None = None
         self._last: tuple[Callable[..., Sequence[Any]], Sequence[Any], Sequence[Any]] | None = None
@@ -98,10 +109,12 @@ class _Compiled(Generic[Args, Result]):
         """The result by way of Dynamo, which traces and compiles what it has not yet."""
         if self._traced is None:
             self._note(f"compiling {self._name} (seconds where it is cached, up to a minute the first time)")
-            self._traced = torch.compile(  # type: ignore[call-overload]  # torch's overloads lack isolate_recompiles
-                self._eager, fullgraph=True, dynamic=False, isolate_recompiles=True, backend=self._compile
-            )
+        begin = time.perf_counter()
         try:
+            if self._traced is None:
+                self._traced = torch.compile(  # type: ignore[call-overload]  # torch's overloads lack isolate_recompiles
+                    self._eager, fullgraph=True, dynamic=False, isolate_recompiles=True, backend=self._compile
+                )
             # A private, process-wide flag: on only while our own graph is traced, so that the graph holds its gradient.
             with torch._dynamo.config.patch(trace_autograd_ops=True), warnings.catch_warnings():
                 # About TensorDict's own bookkeeping, which our graphs do not need.
@@ -109,9 +122,13 @@ class _Compiled(Generic[Args, Result]):
                 result = cast("Callable[Args, Result]", self._traced)(*args, **kwargs)
         except Exception as error:  # whatever a compiler raises, training can go on without it
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self._note(f"compilation failed ({first}). Training goes on without it; compile=false skips the attempt")
+            self._note(
+                f"compilation failed ({first}). Training goes on without it; compile=false skips the attempt{_throw_away()}"
+            )
             self.failed = True
             return self._eager(*args, **kwargs)
+        finally:
+            self._spent(time.perf_counter() - begin)
         assert self._last is not None
         self.graphs[signature] = _Graph.of(*self._last, tensors, result)
         self._last = None
@@ -203,6 +220,34 @@ def cache_directory() -> Path:
     """Where compiled code is kept between runs: under the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "rltool" / "inductor"
+
+
+def _keep_compiled_code(note: Callable[[str], object]) -> None:
+    """Has inductor keep what it compiles in :func:`cache_directory`, unless the user names another place."""
+    # Importing inductor sets this to a place under /tmp, which the next start of the machine empties.
+    named = os.environ.get(_CACHE, default_cache_dir())
+    directory = cache_directory() if named == default_cache_dir() else Path(named)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        note(
+            f"compiled code cannot be kept in {directory} ({error.strerror}): it goes to {default_cache_dir()}. "
+            f"{_CACHE} names another place"
+        )
+        directory = Path(default_cache_dir())
+    os.environ[_CACHE] = str(directory)
+
+
+def _throw_away() -> str:
+    """Removes what rltool keeps of compiled code, which may be damaged (a disk that was full, a crash): every run would fail
+    by it. Returns what is to be said of that."""
+    directory = cache_directory()
+    if os.environ.get(_CACHE) != str(directory) or not directory.is_dir():
+        return ""
+    shutil.rmtree(directory, ignore_errors=True)
+    return f". Compiled code kept in {directory} was removed in case it is damaged: the next run compiles anew"
 
 
 def _missing_tools() -> str | None:

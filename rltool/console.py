@@ -273,6 +273,10 @@ class Console:
             lines = [Text(f"  {command}") for command in commands]
             self._emit([Text("next:", style="bold"), *lines, Text("")], shown=not self._quiet)
 
+    def discount(self, seconds: float) -> None:
+        """Leaves out of the rate, and so of the time left, seconds that will not come again: compilation."""
+        self._samples = deque((then + seconds, frames) for then, frames in self._samples)
+
     def _look(self, now: float) -> None:
         """Renew what the panel shows."""
         self._view_time = now

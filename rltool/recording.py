@@ -332,7 +332,8 @@ class Recorder:
             if count:
                 rows.append(("faults", f"{name} that were not finite and are left out: {count:,} (on_nonfinite=skip)"))
         if self._algorithm.counters.updates == 0:
-            reason = ": it ended before algo.warmup_frames, algo.learning_starts and one batch were over"
+            names = [name for name in ("warmup_frames", "learning_starts") if hasattr(self.config.algo, name)]
+            reason = f": it ended before {', '.join(f'algo.{name}' for name in names)} and one batch were over"
             rows.append(("note", "0 gradient updates were made" + reason))
         rows.append(("directory", shown(self._saver.directory.parent)))
         return rows

@@ -12,7 +12,7 @@ import torch
 
 from rltool.compiling import Compiler
 from rltool.devices import quieten_libraries, resolve_device
-from rltool.errors import ConfigError
+from rltool.errors import RltoolError
 from rltool.schema import GymEnvConfig, ReplayedAlgoConfig, RunConfig
 from rltool.seeding import Stream, draw_seed, generator, seed_world
 from rltool.training import built, planned_updates
@@ -70,22 +70,25 @@ def tune(config: RunConfig, seconds: float, say: Callable[[str], object]) -> lis
     present: dict[str, object] = {"threads": config.threads, "compile": _compiles(config)}
     if isinstance(config.env, GymEnvConfig):
         present = {"env.num_envs": config.env.num_envs, "env.backend": config.env.backend} | present
+    with closing(_env(config)) as env:  # what is wrong with the words is said before anything is tried
+        _built(config, env, _silent)
     envs = _fastest_envs(config, seconds, say)
     say("")
     say(f"{'the whole loop':<56}{'frames/s':>10}{'first batch':>14}")
     threads = sorted({1, usable_cores(), config.threads})
     tried: list[Rate] = []
-    # Without a compiler there is nothing to compare with.
-    compiled = (False, True) if Compiler(True, 0, _silent).enabled else (False,)
+    # Without a compiler there is nothing to compare with, which is said.
+    compiled = (False, True) if Compiler(True, 0, say).enabled else (False,)
     others: list[dict[str, object]] = [
-        {**envs, "threads": count, "compile": flag} for flag in compiled for count in threads
+        *({**present, "compile": flag} for flag in compiled),
+        *({**envs, "threads": count, "compile": flag} for flag in compiled for count in threads),
     ]
     for overrides in [present, *others]:
         if any(rate.overrides == overrides for rate in tried):
             continue
-        rate = _loop(config, overrides, seconds)
+        rate = _loop(config, overrides, seconds, say)
         tried.append(rate)
-        say(f"{rate.words:<56}{rate.frames:>10,.0f}{rate.start:>+12,.1f} s")
+        say(f"{rate.words:<56}{rate.frames:>10,.0f}{rate.start:>12,.1f} s")
     return [tried[0], *sorted(tried, key=lambda rate: -rate.frames)]
 
 
@@ -102,38 +105,37 @@ def _fastest_envs(config: RunConfig, seconds: float, say: Callable[[str], object
         if (usable_cores() == 1 and backend in ("threads", "async")) or (config.env.wrappers and backend == "envpool"):
             continue
         before = 0.0
-        for num_envs in _NUM_ENVS:
+        for num_envs in sorted({*_NUM_ENVS, config.env.num_envs}):
             changed = _with(config, {"env.num_envs": num_envs, "env.backend": backend})
             if any(True for _ in changed.problems()) or (num_envs == 1 and backend in ("threads", "async")):
                 continue
             try:
                 with closing(_env(changed)) as env:
                     speed = steps_per_second(env.actions, env.reset, env.step, seconds / 2)
-            except ConfigError as error:
-                if backend != "envpool":
-                    raise
-                say(f"env.backend=envpool is left out: {error.problems[0].text}")
+            except RltoolError as error:
+                say(f"{f'env.num_envs={num_envs} env.backend={backend}':<56}{'left out':>10}: {_first_line(error)}")
                 break
             speeds[backend, num_envs] = speed
             say(f"{f'env.num_envs={num_envs} env.backend={backend}':<56}{speed:>10,.0f}")
             if speed < _FASTER * before:
                 break
             before = speed
+    if not speeds:
+        say("none of these runs, so the environments stay as they are")
+        return {}
     backend, num_envs = max(speeds, key=speeds.__getitem__)
     return {"env.num_envs": num_envs, "env.backend": backend}
 
 
-def _loop(config: RunConfig, overrides: Mapping[str, object], seconds: float) -> Rate:
+def _loop(config: RunConfig, overrides: Mapping[str, object], seconds: float, say: Callable[[str], object]) -> Rate:
     """Collects and learns for so long, two batches at least, after a first one that is timed apart."""
     config = _hurried(_with(config, overrides))
     torch.set_num_threads(config.threads)
     seed_world(cast("int", config.seed))
     device = resolve_device(config.device)
     with closing(_env(config)) as env:
-        compiler = Compiler(config.compile, 0, _silent)
-        seed = cast("int", config.seed)
-        algorithm = built(config, env, device, budget=0, seed=seed, compiler=compiler, note=_silent)
-        noise = generator(seed, Stream.POLICY)
+        algorithm = _built(config, env, lambda line: say(f"  {line}"))
+        noise = generator(cast("int", config.seed), Stream.POLICY)
         collector = env.collector(algorithm, total_frames=-1, generator=noise, device=device)
         while algorithm.counters.updates == 0:
             first = _batch(collector, algorithm)
@@ -143,7 +145,17 @@ def _loop(config: RunConfig, overrides: Mapping[str, object], seconds: float) ->
             _batch(collector, algorithm)
             batches += 1
         spent = time.perf_counter() - begin
-    return Rate(overrides, (collector.frames - frames) / spent, first - spent / batches)
+    return Rate(overrides, (collector.frames - frames) / spent, max(first - spent / batches, 0.0))
+
+
+def _built(config: RunConfig, env: GymVectorEnv, note: Callable[[str], object]) -> Algorithm:
+    """The algorithm as a run would build it; what compiles is noted."""
+    device, compiler = resolve_device(config.device), Compiler(config.compile, 0, note)
+    return built(config, env, device, budget=0, seed=cast("int", config.seed), compiler=compiler, note=_silent)
+
+
+def _first_line(error: RltoolError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _batch(collector: Collector, algorithm: Algorithm) -> float:

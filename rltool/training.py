@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -30,8 +28,8 @@ from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder
 from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
+from rltool.stopping import Interruption, interrupts
 from rltool.watchdog import Watchdog, end_process
-from rltool.workers import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
@@ -82,7 +80,7 @@ def train(
         if reason:
             device = torch.device("cpu")
         budget = max(config.total_frames, 0) if origin is None else origin.state.budget
-        compiler = Compiler(_compile_mode(config, origin), planned_updates(config), console.note)
+        compiler = Compiler(_compile_mode(config, origin), planned_updates(config), console.note, console.discount)
         loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
         with nullcontext() if origin is None else limited(origin.path):
             algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
@@ -178,7 +176,7 @@ def train(
                 ("algorithm", f"{config.algo.kind}, {_budget_in_words(config, algorithm, frames)}"),
                 ("network", f"{config.network.kind}, {parts:,} parameters"),
                 ("device", f"{describe_device(device, config.device, reason)}; threads {config.threads}"),
-                ("compile", f"{'yes' if compiler.enabled else 'no'} ({compiler.reason})"),
+                ("compile", f"{'yes' if compiler.enabled else 'no'} ({_compile_reason(config, origin, compiler)})"),
                 ("seed", str(seed)),
                 ("tuned", tuned or ("none" if origin is None else "as in the checkpoint")),
                 *([("resumed", f"{shown(origin.path)} at frame {frames:,}")] if origin is not None else []),
@@ -437,6 +435,12 @@ def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] |
     return config.compile
 
 
+def _compile_reason(config: RunConfig, origin: Header | None, compiler: Compiler) -> str:
+    """Why a run compiles or not, in words."""
+    settled = origin is not None and config.compile == origin.config["compile"]
+    return "as in the checkpoint" if settled and compiler.reason == "as configured" else compiler.reason
+
+
 def _learns_by_steps(config: RunConfig) -> bool:
     """Whether the algorithm would make gradient steps with frames enough."""
     return config.algo.updates(config.model_copy(update={"total_frames": 10**9})) > 0
@@ -462,38 +466,3 @@ def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> st
         f"{batches:,} batch{'es' if batches != 1 else ''} of {batch:,}"
     ]
     return f"{budget:,} frames ({', '.join(parts)}: {end:,})"
-
-
-class Interruption:
-    """The signal that asked to stop, if one did."""
-
-    def __init__(self, note: Callable[[str], object] = str) -> None:
-        self._note = note
-        self.by: signal.Signals | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Remembers the first, and says so; a second SIGINT stops at once (SIGTERM often comes twice: to the process and
-        to its group)."""
-        del frame
-        if self.by is not None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.by = signal.Signals(number)
-        self._note(f"{self.by.name}: stopping after this batch, then a checkpoint is saved; Ctrl-C stops at once")
-
-
-@contextmanager
-def interrupts(note: Callable[[str], object] = str) -> Iterator[Interruption]:
-    """SIGINT, SIGTERM and SIGUSR1 (what batch systems send ahead of a time limit) end the loop after its batch instead of in
-    the middle (in the main thread; elsewhere they are not ours to take)."""
-    interruption = Interruption(note)
-    if threading.current_thread() is not threading.main_thread():
-        yield interruption
-        return
-    previous = {number: signal.signal(number, interruption) for number in STOP_SIGNALS}
-    try:
-        yield interruption
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

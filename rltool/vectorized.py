@@ -19,7 +19,7 @@ from rltool.actions import ActionSpec
 from rltool.collect import Behaviour, Collector, Step
 from rltool.contract import EnvContract
 from rltool.envs import make_env, remarks
-from rltool.errors import EnvironmentFault
+from rltool.errors import EnvironmentFault, RltoolError
 from rltool.local import LocalVectorEnv, ThreadedVectorEnv
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds, untouched_world
@@ -178,21 +178,24 @@ class GymVectorEnv(VectorEnvBase):
     def _fastest(self) -> str:
         """Tries the backends, says what came out, and gives the one to use: another than ``sync`` only where it is well
         ahead, since it takes a core from whatever else runs."""
-        chosen, reason = "sync", "there is one environment"
+        chosen, reason, failed = "sync", "there is one environment", list[tuple[str, str]]()
         if self.num_envs > 1:
             reason = "there is one core to use"
         if self.num_envs > 1 and usable_cores() > 1:
             with untouched_world():
                 speeds = {"sync": self._tried("sync")}
-                speeds["threads"] = self._tried("threads")
                 # Handing a step to a process and back costs more than a fast environment's.
-                if speeds["sync"] < 1 / _WORTH_A_PROCESS:
-                    speeds["async"] = self._tried("async")
+                others = ["threads", *(["async"] if speeds["sync"] < 1 / _WORTH_A_PROCESS else [])]
+                for backend in others:
+                    try:
+                        speeds[backend] = self._tried(backend)
+                    except RltoolError as error:  # sync works, so this backend is at fault
+                        failed.append(("backend", f"{backend} is left out: {error}"))
             best = max(speeds, key=speeds.__getitem__)
             if speeds[best] > _WELL_AHEAD * speeds["sync"]:
                 chosen = best
             reason = ", ".join(f"{name} {speed:,.0f}" for name, speed in speeds.items()) + " steps/s"
-        self.remarks = [*self.remarks, ("backend", f"{chosen} (auto: {reason})")]
+        self.remarks = [*self.remarks, ("backend", f"{chosen} (auto: {reason})"), *failed]
         return chosen
 
     def _tried(self, backend: str) -> float:

@@ -33,6 +33,7 @@ from rltool.schema import GymEnvConfig
 from rltool.seeding import seed_world
 from rltool.simulators import Arrays
 from rltool.spaces import Array, LeafSpec, Leaves
+from rltool.stopping import STOP_SIGNALS
 from rltool.tracebacks import dumped_stack, place_in
 from rltool.watchdog import no_answer
 
@@ -45,9 +46,6 @@ _PR_SET_PDEATHSIG = 1
 _WHERE = getattr(signal, "SIGURG", None)
 # Seconds to wait for what takes milliseconds where all is well: a stack, an error, the end of a process.
 _SHORTLY = 1.0
-
-# What asks a run to stop: Ctrl-C, a scheduler that ends it, and what one sends ahead of a time limit (not on Windows).
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 class WorkerVectorEnv:

@@ -114,7 +114,7 @@ HANGS: dict[str, Callable[[], object]] = {
     "stubborn": lambda: _stubborn(),
     "deadlock": lambda: _deadlock(),
     # Keeps Python's lock meanwhile.
-    "lock": lambda: ctypes.PyDLL(None).usleep(1_200_000),
+    "lock": lambda: ctypes.PyDLL(None).usleep(2_500_000),
     "nap": lambda: time.sleep(0.8),
 }
 SIGNALS: dict[str, Callable[[], None]] = {

@@ -206,6 +206,47 @@ def test_compiled_code_is_kept_under_the_users_cache_directory(monkeypatch: pyte
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
     Compiler(True, 0, print)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "rltool" / "inductor")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    own = str(tmp_path / "elsewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
     Compiler(True, 0, print)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == own
+
+
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"])
+def test_a_cache_that_cannot_be_written_costs_the_cache_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "file"))
+    notes: list[str] = []
+    assert Compiler(True, 0, notes.append).enabled
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == default_cache_dir()
+    (note,) = notes
+    assert note.startswith(f"compiled code cannot be kept in {tmp_path}/file")
+    assert "TORCHINDUCTOR_CACHE_DIR names another place" in note
+
+
+def test_what_a_failed_compilation_may_have_damaged_is_thrown_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else every later run would fail by it; what a user keeps elsewhere stays."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    notes: list[str] = []
+    compiler = Compiler(True, 0, notes.append)
+    kept = tmp_path / "rltool" / "inductor" / "broken.py"
+    kept.touch()
+
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("Failed to import broken.py") if torch.compiler.is_compiling() else ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):  # eager
+        compiler(broken)(torch.ones(1))
+    assert not kept.exists()
+    assert "was removed in case it is damaged: the next run compiles anew" in notes[-1]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        Compiler(True, 0, notes.append)(broken)(torch.ones(1))
+    assert (tmp_path / "mine").is_dir()

@@ -6,10 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from builders import run_config
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from probes import gym_config
 
@@ -124,6 +126,30 @@ def test_auto_tries_nothing_where_there_is_nothing_to_choose(
     assert ("backend", f"sync (auto: {reason})") in env.remarks
 
 
+def test_auto_leaves_out_a_backend_that_the_environment_does_not_bear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vectorized, "usable_cores", lambda: 2)
+    monkeypatch.setattr(vectorized, "_TRIAL_SECONDS", 0.005)
+    monkeypatch.setattr(vectorized, "_WORTH_A_PROCESS", 1e-12)  # processes are tried, too
+    tried = GymVectorEnv._tried
+
+    def bears(self: GymVectorEnv, backend: str) -> float:
+        if backend != "sync":
+            raise EnvironmentFault("environment 1 (Probe-v0, Probe): step 1 raised RuntimeError: not here")
+        return tried(self, backend)
+
+    monkeypatch.setattr(GymVectorEnv, "_tried", bears)
+    env = GymVectorEnv(gym_config(num_envs=2, backend="auto"), seed=0)
+    env.close()
+    said = [text for name, text in env.remarks if name == "backend"]
+    assert said[0].startswith("sync (auto: sync ")
+    assert said[1:] == [
+        f"{backend} is left out: environment 1 (Probe-v0, Probe): step 1 raised RuntimeError: not here"
+        for backend in ("threads", "async")
+    ]
+
+
 def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in what is learned from nor in the global random numbers."""
     monkeypatch.setattr(vectorized, "usable_cores", lambda: 2)
@@ -172,6 +198,47 @@ def test_tune_speed_prints_settings_that_can_be_typed(
 def test_seconds_that_are_none_are_refused(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
     assert cli.main(["tune-speed", "algo=ppo", "env=cartpole", f"--seconds={seconds}"]) == 2
     assert f"expected seconds, such as 2 or 0.5, found '{seconds}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_tune_speed_goes_on_without_what_an_environment_does_not_bear(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A licence for so many environments, say."""
+    monkeypatch.setattr(speed, "_NUM_ENVS", (1, 2, 4))
+    monkeypatch.setattr(speed, "_FASTER", 0.0)
+    monkeypatch.setattr(speed, "_BACKENDS", ("sync",))
+    monkeypatch.setattr(compiling, "_missing_tools", lambda: "the test has no compiler")
+    made = speed._env
+
+    def licensed(config: Any) -> Any:
+        if config.env.num_envs > count and config.env.num_envs != 3:
+            raise EnvironmentFault("4 environments are too many\nin all")
+        return made(config)
+
+    monkeypatch.setattr(speed, "_env", licensed)
+    lines: list[str] = []
+    words = [
+        "env.num_envs=3",
+        "network.hidden=[8]",
+        "algo.epochs=1",
+        "algo.frames_per_batch=64",
+        "algo.minibatch_size=32",
+    ]
+    best = speed.tune(run_config("algo=ppo", "total_frames=1000", "compile=false", *words), 0.01, lines.append)
+    first = {0: "env.num_envs=1", 2: "env.num_envs=4"}[count]
+    assert any(line.startswith(first) and "left out: 4 environments are too many" in line for line in lines)
+    assert ("none of these runs, so the environments stay as they are" in lines) == (count == 0)
+    assert any("the test has no compiler" in line for line in lines)
+    assert best[0].frames > 0
+
+
+def test_tune_speed_says_what_is_wrong_before_it_tries_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune-speed", "algo=sac", "env=cartpole"]) == 2
+    assert cli.main(["tune-speed", "algo=ppo", "env=cartpole", "init=some.ckpt"]) == 2
+    answer = capsys.readouterr()
+    assert "steps/s" not in answer.out
+    assert "init: weights make no difference to speed" in answer.err
 
 
 def test_tune_speed_refuses_to_try_a_run_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from rltool.algos.sac import SAC
 from rltool.checkpoint import read_header, restore_random_state
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, WriteError
 from rltool.metrics import due
-from rltool.training import Interruption, interrupts
+from rltool.stopping import Interruption, interrupts
 
 PROBE = ("env=gym", "env.id=Probe-v0")
 

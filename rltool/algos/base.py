@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from rltool.spaces import LeafSpec
 
 
+# Steps of every environment in a batch of random warm-up frames, at most.
+_WARMUP_STEPS = 250
+
+
 class Component(Protocol):
     """A part of an algorithm that a checkpoint keeps, as named tensors."""
 
@@ -171,7 +175,10 @@ class Algorithm(ABC):
     @property
     def frames_per_batch(self) -> int:
         """Frames of the next batch (a collector may round up to whole steps of its environments)."""
-        return self._warmup_frames - self.counters.warmup if self.warming_up else self.batch_frames
+        if not self.warming_up:
+            return self.batch_frames
+        # In pieces, so that a run can be stopped, and shows that it is alive, where environments are slow.
+        return min(self._warmup_frames - self.counters.warmup, max(self.batch_frames, _WARMUP_STEPS * self._num_envs))
 
     def bytes_per_frame(self) -> int:
         """Memory that a frame of a batch takes at least, until it has been learned from: the observation and the one that

@@ -20,6 +20,7 @@ from rltool.config import load
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs, read_resumption
+from rltool.stopping import ending_tidily
 from rltool.wording import found
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ _session: _Session | None = None
 
 def main(options: Options) -> int:
     """Runs the command; returns the exit code."""
+    with ending_tidily():
+        return _main(options)
+
+
+def _main(options: Options) -> int:
     files = options.files()
     resume = any(word.partition("=")[0].lstrip("+") == "resume" for word in options.overrides)
     line = read_overrides(options.overrides, files, multirun=options.multirun, choices_allowed=not resume)

@@ -24,6 +24,10 @@ def main(options: Options) -> int:
                 "Give the words that the run was started with: they are in its overrides.txt",
             )
         )
+    if init := line.get("init"):
+        raise ConfigError(
+            Problem("init", f"weights make no difference to speed, found {init.word}", "Leave it out of tune-speed")
+        )
     (job,) = check_jobs(line, files)
 
     from rltool import speed
