@@ -622,7 +622,7 @@ def test_a_module_of_one_s_own_learns(mine: str, algo: str, shared: str) -> None
             r"my_nets:Raises failed on a batch of 2: KeyError: 'lidar'; its inputs are \{'observation': \(3, 36, 36\)\}",
         ),
         ("NotMade", [], r"my_nets:NotMade.*ValueError: needs a lidar"),
-        ("NoModule", [], r"expected a torch\.nn\.Module, my_nets:NoModule gave NoModule"),
+        ("NoModule", [], r"expected a torch\.nn\.Module or a function that returns one, found my_nets:NoModule"),
         ("Net", ["network.kwargs.depth=2"], r"^network\.kwargs: my_nets:Net was called with .*depth"),
         ("Absent", [], r"^network\.entry_point: module my_nets has no Absent"),
     ],
