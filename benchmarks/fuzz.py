@@ -51,19 +51,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     options = parser.parse_args()
     inputs = range(options.first, options.first + options.inputs)
-    print("| what | inputs | accepted | refused | other | seconds |\n|---|---|---|---|---|---|")
 
     from fuzzing import Files, Reader, Trees, loads
-
-    trees = Trees.make()
-    other = count("configuration", inputs, lambda number: loads(trees(number)))
-
     from probes import run
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["XDG_STATE_HOME"] = directory
         run(Path(directory) / "run", "dqn", "total_frames=400")
-        files, reader = Files.of(Path(directory) / "run"), Reader(Path(directory), every=10)
+        files, reader, trees = Files.of(Path(directory) / "run"), Reader(Path(directory), every=10), Trees.make()
+        print("\n| what | inputs | accepted | refused | other | seconds |\n|---|---|---|---|---|---|")
+        other = count("configuration", inputs, lambda number: loads(trees(number)))
         other += count("checkpoint", inputs, lambda number: reader(*files(number)))
     return int(other > 0)
 

@@ -443,7 +443,7 @@ def module(config: ModuleConfig, *, shapes: Shapes) -> nn.Module:
         raise ConfigError(
             Problem(
                 "network.entry_point",
-                f"expected a torch.nn.Module or a function that returns one, found {config.entry_point}: a {type(made).__name__}",
+                f"expected a torch.nn.Module or a function that returns one, found {config.entry_point}",
             )
         )
     try:
