@@ -625,7 +625,7 @@ def test_a_module_of_one_s_own_learns(mine: str, algo: str, shared: str) -> None
         (
             "NoModule",
             [],
-            r"expected a torch\.nn\.Module or a function that returns one, found my_nets:NoModule: a type",
+            r"expected a torch\.nn\.Module or a function that returns one, found my_nets:NoModule",
         ),
         ("Net", ["network.kwargs.depth=2"], r"^network\.kwargs: my_nets:Net was called with .*depth"),
         ("Absent", [], r"^network\.entry_point: module my_nets has no Absent"),
