@@ -167,7 +167,10 @@ def survey(name: str, kills: int, jobs: int, seed: int, home: Path) -> list[Outc
         moments = [dice.uniform(0, seconds) for _ in range(2)]
         outcome = disturbed(words, home / str(index), moments)
         if not outcome.differences:
-            outcome.differences += differences(home / str(index), whole)
+            try:
+                outcome.differences += differences(home / str(index), whole)
+            except OSError as error:
+                outcome.differences.append(str(error))
         if not outcome.differences:
             shutil.rmtree(home / str(index))
         return outcome

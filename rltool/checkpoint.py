@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
 
 FORMAT = 1
+# Keys that came after the first files of this format, and the values that mean what was done before.
+_BEFORE: dict[str, JsonValue] = {"on_nonfinite": "stop", "env.timeout": None, "network.precision": "float32"}
 LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 # Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.
 _METADATA, _SIGNATURE, _CHECKSUM = "rltool", "signature", "crc32"
@@ -112,8 +114,15 @@ class Header:
 
     @property
     def config(self) -> dict[str, JsonValue]:
-        """The resolved configuration of the run."""
-        return self.state.config
+        """The resolved configuration of the run; keys that a file is too old to have are as they were before them."""
+        config = dict(self.state.config)
+        for dotted, value in _BEFORE.items():
+            group, _, key = dotted.rpartition(".")
+            node = config.get(group) if group else config
+            if isinstance(node, dict) and key not in node:
+                completed = {**node, key: value}
+                config = {**config, group: completed} if group else completed
+        return config
 
     @property
     def frames(self) -> int:
@@ -255,7 +264,7 @@ def _state(text: str, path: Path) -> State:
         raise ValueError("its mappings and lists are nested too deeply")
     if data["format"] != FORMAT:
         raise CheckpointError(
-            f"{path} has format {data['format']}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
+            f"{path} has format {json.dumps(data['format'])[:20]}, and this rltool reads format {FORMAT}. Use the rltool that wrote it"
         )
     state = _states().validate_json(text)
     for group in ("env", "algo", "network", "buffer", "optim", "eval"):
@@ -263,6 +272,10 @@ def _state(text: str, path: Path) -> State:
             raise ValueError(f"expected a mapping under config.{group}")
     if state.best is not None and (state.best.keys() != {"mean", "frames"} or type(state.best["frames"]) is not int):
         raise ValueError(f"expected mean and frames under best, found {state.best}")
+    if strange := [
+        text for text in (state.env, state.parent or "", *state.versions.values()) if not text.isprintable()
+    ]:
+        raise ValueError(f"expected text that can be printed, found {strange[0][:50]!r}")
     config = cast("dict[str, dict[str, JsonValue]]", state.config)
     for group, key in (("env", "num_envs"), ("eval", "max_steps")):
         value = config[group].get(key)
@@ -462,9 +475,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """
     from safetensors.torch import save_file
 
-    # What a process that was killed was writing.
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(_apart(tensors), temporary, {**metadata, _CHECKSUM: _NO_CHECKSUM})

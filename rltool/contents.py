@@ -155,7 +155,7 @@ class CheckpointContents:
             "env": state.env,
             "algo": self.kind("algo"),
             "network": self.kind("network"),
-            "seed": self.header.config["seed"],
+            "seed": self.header.config.get("seed"),
             "frames": state.frames,
             "episodes": state.episodes,
             "updates": self.updates,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rltool.checkpoint import Header
     from rltool.collect import Explorer, TensorLeaves
     from rltool.schema import EnvConfig, EvalRunConfig
-    from rltool.spaces import LeafSpec
+    from rltool.spaces import LeafSpec, Leaves
     from rltool.video import Film
 
 BOOTSTRAP_RESAMPLES = 10_000
@@ -226,6 +226,7 @@ class Evaluator:
         for slot in range(slots):
             begin(slot)
         while running:
+            self._check_finite(observed, running)
             leaves = {key: torch.from_numpy(array).to(self._device) for key, array in observed.items()}
             if deterministic:
                 chosen = actor.policy(leaves)
@@ -250,6 +251,19 @@ class Evaluator:
                     for key, array in leaves_of(observation, self.leaves).items():
                         observed[key][slot] = array
         return returns, lengths, cut
+
+    def _check_finite(self, observed: Leaves, running: Mapping[int, int]) -> None:
+        """Raises NonFiniteError where an environment is observed as NaN or infinite: no action of the policy's means anything
+        then."""
+        for key, array in observed.items():
+            if array.dtype.kind != "f" or np.isfinite(array).all():
+                continue
+            slot = int(np.argwhere(~np.isfinite(array))[0][0])
+            if slot in running:
+                raise NonFiniteError(
+                    f"{'.'.join(key)} of evaluation episode {running[slot]} on {self.id} is NaN or infinite. Mend the "
+                    "environment, or look at its inputs"
+                )
 
     def close(self) -> None:
         """Closes the environments."""

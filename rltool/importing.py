@@ -105,5 +105,8 @@ def raised(error: BaseException) -> str:
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, Overtime):
         return f"{error}{where}"
-    text = f": {error}" if str(error) else ""
+    try:
+        text = f": {error}" if str(error) else ""
+    except Exception as unreadable:
+        text = f" (its text raises {type(unreadable).__name__})"
     return f"raised {type(error).__name__}{text}{where}"

@@ -21,7 +21,7 @@ from rltool.composition import Composition, Line, compose
 from rltool.config import SchemaT, Tree, laid_over, load, load_as
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
-from rltool.runs import RunDirectory
+from rltool.runs import RunDirectory, status_of
 from rltool.schema import RunConfig
 from rltool.wording import found
 
@@ -248,8 +248,11 @@ class Resumption:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is used up already."""
-        return 0 <= self.config.total_frames <= self.header.frames
+        """Whether the budget is used up already, and nothing is left to write down (a run may be killed between its last
+        checkpoint and its summary)."""
+        if not 0 <= self.config.total_frames <= self.header.frames:
+            return False
+        return self.directory is None or status_of(self.directory) in ("finished", "solved")
 
     def new_directory(self) -> Path:
         """A fresh directory for a checkpoint that lies in no run directory."""

@@ -22,7 +22,7 @@ from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig
 
 Warn = Callable[[str], None]
 
-_FRAMES, _WALL = "frames", "time/wall"
+_FRAMES, _WALL, _EVERY_POINT = "frames", "time/wall", "episode/finished"
 _LARGEST = float(np.finfo(np.float32).max)
 _BINS = 64
 _FLUSH_SECONDS = 10
@@ -392,6 +392,12 @@ class _Table:
         rows = [row for row in self._rows() if _whole(row.get(_FRAMES)) <= start_frames]
         self._rewrite(self._columns, rows)
 
+    def drop(self, unwanted: Callable[[Mapping[str, object]], bool]) -> None:
+        """Take rows out of an existing file."""
+        if self._path.exists():
+            rows = [row for row in self._rows() if not unwanted(row)]
+            self._rewrite(self._columns, rows)
+
     def append(self, point: Mapping[str, float | None]) -> None:
         """Add a row; names not seen before become columns."""
         new = [name for name in point if name not in self._columns]
@@ -479,6 +485,27 @@ def _flattened(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
             yield path, value
         else:
             yield path, json.dumps(value, default=str)
+
+
+def withdraw_point(directory: Path, since: int, frames: int) -> None:
+    """Takes the last point of a run that was stopped in the middle of an interval out of its files: the interval goes on.
+
+    Args:
+        directory: the run directory.
+        since: frames at which the interval began, as the checkpoint says.
+        frames: frames of the checkpoint.
+    """
+
+    def is_open(point: Mapping[str, object]) -> bool:
+        # Each point of an interval has the number of episodes; an evaluation between two of them has not.
+        return since < _whole(str(point.get(_FRAMES))) <= frames and point.get(_EVERY_POINT) not in (None, "")
+
+    lines, table = directory / "metrics.jsonl", _Table(directory / "metrics.csv")
+    with suppress(OSError, ValueError):
+        kept = [line for line in lines.read_text(encoding="utf-8").splitlines(True) if not is_open(json.loads(line))]
+        _replace(lines, "".join(kept))
+    with suppress(OSError):
+        table.drop(is_open)
 
 
 def _drop_lines_after(path: Path, frames: int) -> None:

@@ -113,6 +113,8 @@ class Recorder:
         self.in_a_row = 0 if restored is None else restored.solved
         self.report: EvalReport | None = None
         self._report_frames = self._tried = -1
+        # Where the last process evaluated, and was killed before it wrote the summary.
+        self._evaluated = restored.frames if restored is not None and restored.evaluation is not None else -1
         self._failed = 0
         self._told: set[type[BaseException]] = set()
         self._scalars: dict[str, float] = {}
@@ -181,6 +183,8 @@ class Recorder:
             self._evaluation_failed(error, frames)
             return
         self.report, self._report_frames = report, frames
+        if frames == self._evaluated:
+            return
         better = self.best is None or report.mean >= self.best.mean
         if better:
             self.best = Best(report.mean, frames)

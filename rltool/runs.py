@@ -35,6 +35,7 @@ _CONFIG, _OVERRIDES, _METRICS, _SUMMARY, _LOG, _CHECKPOINTS = (
     "checkpoints",
 )
 _TRACES = (_CONFIG, _OVERRIDES, _METRICS, "metrics.csv", _SUMMARY, _CHECKPOINTS)
+_EVENTS = "events.out.tfevents."
 _PACKAGES = ("rltool", "torch", "torchrl", "tensordict", "gymnasium", "mujoco", "numpy")
 
 
@@ -98,7 +99,18 @@ class RunDirectory:
         with _explained("write into the run directory", path):
             lock = _locked(path)
             (path / _CHECKPOINTS).mkdir(exist_ok=True)
+            # What a process that was killed was writing.
+            for left in (*path.glob(".*.tmp"), *(path / _CHECKPOINTS).glob(".*.tmp")):
+                left.unlink(missing_ok=True)
         return cls(path, lock)
+
+    def discard(self) -> None:
+        """Takes back a new run's directory that nothing came of; other files in it stay as they are."""
+        events = [name for name in os.listdir(self.path) if name.startswith(_EVENTS)]
+        for name in (*_TRACES, _LOG, ".lock", *events):
+            with suppress(OSError):
+                place = self.path / name
+                place.rmdir() if place.is_dir() else place.unlink()
 
     @property
     def config_path(self) -> Path:
@@ -206,6 +218,15 @@ class RunDirectory:
             _replace(path, text.encode("utf-8", errors="backslashreplace"))
 
 
+def status_of(directory: Path) -> str | None:
+    """How a run ended, as its summary says; None where there is no readable one."""
+    try:
+        summary = json.loads((directory / _SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(summary.get("status")) if isinstance(summary, dict) else None
+
+
 def versions() -> dict[str, str]:
     """The versions that a result depends on: rltool, torch, torchrl, …, python; packages that are not installed are absent.
 
@@ -267,7 +288,7 @@ def _traces(path: Path) -> str:
     """The first file in a directory that shows that it holds a run; empty where none does."""
     with _explained("read the run directory", path):
         names = {entry.name for entry in path.iterdir()}
-    events = sorted(name for name in names if name.startswith("events.out.tfevents."))
+    events = sorted(name for name in names if name.startswith(_EVENTS))
     return next(iter([name for name in _TRACES if name in names] + events), "")
 
 

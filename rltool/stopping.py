@@ -60,16 +60,22 @@ def ending_tidily() -> Iterator[None]:
         yield
         return
 
+    asked: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
+        asked.append(number)
         raise _Stopped(number)
 
     ours = [number for number in STOP_SIGNALS if number != signal.SIGINT]
     previous = {number: signal.signal(number, stop) for number in ours}
     try:
         yield
-    except _Stopped as stopped:
-        raise SystemExit(128 + stopped.args[0]) from None
+    except BaseException:
+        if not asked:
+            raise
+        # An import that is interrupted may raise something of its own.
+        raise SystemExit(128 + asked[0]) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -22,6 +22,7 @@ from rltool.determinism import Determinism
 from rltool.devices import describe_device, quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, Problem
 from rltool.evaluation import Evaluator
+from rltool.logs import withdraw_point
 from rltool.memory import check_memory
 from rltool.metrics import Meter, due
 from rltool.nets import Preprocessor, network, parameter_count
@@ -124,12 +125,16 @@ def train(
             and origin.run_directory.resolve() == directory.resolve()
         )
         home = stack.enter_context(RunDirectory.open(directory) if continues else RunDirectory.create(directory))
+        begun = False
+        # Of a run that does not come to its first batch nothing is left.
+        stack.callback(lambda: None if begun or continues else home.discard())
         console.attach(home.log_path)
         # What is written is what runs, also after a resume with changed values.
         home.write_config((config.model_copy(update={"resume": None}) if continues else config).model_dump(mode="json"))
         if not continues:
             home.write_overrides(overrides)
         elif origin is not None:
+            withdraw_point(home.path, meter.since, frames)
             home.add_overrides(f"resumed at frame {frames:,}", overrides)
             newest = checkpoint.read_header(home.path).frames
             if newest > frames:
@@ -146,7 +151,7 @@ def train(
             "compiled": compiler.enabled,
             "sessions": sessions,
             "versions": versions(),
-            "parent": config.resume or config.init,
+            "parent": origin.state.parent if origin is not None and continues else config.resume or config.init,
         }
         restored = None if origin is None else origin.state
         if restored is not None and not continues:
@@ -196,6 +201,7 @@ def train(
                 "the learning rate has fallen to 0 and stays there: nothing more will be learned. Give "
                 "optim.schedule=constant and optim.lr=…"
             )
+        begun = True
         return _recorded(config, algorithm, collector, record, home, console)
 
 
@@ -293,10 +299,13 @@ def _recorded(
     try:
         with interrupts(console.note) as interrupted, Watchdog(config.env.timeout, lost, home.log_path):
             ended = loop(config, algorithm, collector, record, interrupted)
-            record.log_rest()
             if ended in ("finished", "solved"):
+                record.log_rest()
                 record.evaluate()
-            record.save_last()
+                record.save_last()
+            else:
+                record.save_last()  # with the open interval, which goes on
+                record.log_rest()
     except BaseException as fault:
         _write_down(fault, record, home, console)
         raise
@@ -320,8 +329,6 @@ def _recorded(
 def _write_down(fault: BaseException, record: Recorder, home: RunDirectory, console: Console) -> None:
     """Writes down what ended the run, and the state before it where that is sound. Nothing here may hide the fault itself,
     also where the disk is full."""
-    with suppress(Exception):
-        record.log_rest()
     if isinstance(fault, EnvironmentFault):
         try:
             record.save_last()  # as the batch began; what was learned is sound
@@ -330,6 +337,8 @@ def _write_down(fault: BaseException, record: Recorder, home: RunDirectory, cons
             )
         except Exception as error:
             console.warn(f"the state before this batch could not be saved: {error}")
+    with suppress(Exception):
+        record.log_rest()
     if isinstance(fault, NonFiniteError) and fault.batch:
         kept = home.path / f"nonfinite-{record.state().frames}.safetensors"
         try:
@@ -362,13 +371,15 @@ def _restore(
     """
     checkpoint.load(algorithm, origin.path)
     checkpoint.restore_random_state(origin.state.random)
-    if checkpoint.load_buffer(algorithm, origin.path, origin.frames) is False:
+    whole = checkpoint.load_buffer(algorithm, origin.path, origin.frames) is not False
+    if not whole:
         console.note(
             "no replay buffer lies beside this checkpoint (or none that is whole and of its moment): learning goes on once "
             "learning_starts frames are collected anew"
         )
     if collector.continued:
-        console.note("everything continues where the checkpoint was taken, the open episodes too")
+        what = "everything continues" if whole else "all else continues"
+        console.note(f"{what} where the checkpoint was taken, the open episodes too")
     else:
         algorithm.abandon_episodes()
         reason = f": {unsaved} cannot be saved" if unsaved else ", which the checkpoint does not hold"
@@ -400,7 +411,7 @@ def _check_batches(config: RunConfig, algorithm: Algorithm) -> None:
         ConfigError: it does not.
     """
     frames, key = algorithm.batch_frames, "algo.frames_per_batch"
-    # Random warm-up is one batch, but with TorchRL's collector, whose batches have one size.
+    # A piece of the random warm-up may be larger, but with TorchRL's collector, whose batches have one size.
     if algorithm.frames_per_batch > frames and not config.env.whole_batches:
         frames, key = algorithm.frames_per_batch, "algo.warmup_frames"
     needed = frames * algorithm.bytes_per_frame()

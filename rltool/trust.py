@@ -167,7 +167,7 @@ def signature(config: Mapping[str, object]) -> str | None:
 
 
 def _is_signed(header: Header) -> bool:
-    expected = signature(header.config) if header.signature is not None else None
+    expected = signature(header.state.config) if header.signature is not None else None
     if expected is None or header.signature is None:
         return False
     return hmac.compare_digest(expected.encode(), header.signature.encode())

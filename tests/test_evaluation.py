@@ -148,6 +148,8 @@ def test_observations_of_every_kind(evaluator: MakeEvaluator, obs: str) -> None:
 def test_a_return_that_is_no_number_is_an_error(evaluator: MakeEvaluator) -> None:
     with pytest.raises(NonFiniteError, match=r"return of evaluation episode 0 on Probe-v0 is nan"):
         evaluate(evaluator(fault="reward NaN", at=2), episodes=2)
+    with pytest.raises(NonFiniteError, match=r"observation of evaluation episode 0 on Probe-v0 is NaN or infinite"):
+        evaluate(evaluator(fault="observation NaN", at=2), episodes=2)
 
 
 def worlds() -> tuple[object, ...]:

@@ -283,6 +283,76 @@ def test_a_run_stopped_in_the_middle_of_episodes_goes_on_bit_for_bit(
     assert one == other
 
 
+@pytest.mark.parametrize("logging", ["csv", "tensorboard"])
+def test_a_run_stopped_by_a_signal_takes_its_last_point_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging: str
+) -> None:
+    """The point that is written at the stop is of an interval that goes on."""
+    words = ["total_frames=480", "logging.interval=200", f"logging={logging}", "eval=default", "eval.interval=90"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, "dqn", *words)
+
+    def stopping(before: int, after: int, interval: int | None) -> bool:
+        if before < 260 <= after:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return due(before, after, interval)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "due", stopping)
+        with pytest.raises(SystemExit):
+            run(parts, "dqn", *words)
+    assert (read_header(parts).frames, points(parts)[-1]["frames"]) == (260, 260)
+    rltool.train(f"resume={parts}")
+    assert points(parts) == points(whole)
+    assert same(tensors(parts), tensors(whole))
+    if logging == "csv":
+        rows = [(run / "metrics.csv").read_text().splitlines() for run in (parts, whole)]
+        assert [row.partition(",")[0] for row in rows[0]] == [row.partition(",")[0] for row in rows[1]]
+
+
+def test_a_run_killed_before_its_summary_still_ends(copied: Path, tmp_path: Path) -> None:
+    expected, before = summary(copied), points(copied)
+    (copied / "summary.json").unlink()
+    (copied / ".summary.json-1-a.tmp").touch()
+    (copied / "checkpoints/.buffer-1.safetensors.1.tmp").touch()
+    assert cli.main(["train", f"resume={copied}", "quiet=true"]) == 0
+    ignored = ("seconds", "frames_per_second", "directory", "git_commit", "objective")
+    found = summary(copied)
+    assert {key: value for key, value in found.items() if key not in ignored} == {
+        key: value for key, value in expected.items() if key not in ignored
+    }
+    assert points(copied) == before
+    assert not list(copied.rglob(".*.tmp"))
+    assert cli.main(["train", f"resume={copied}"]) == 0
+    assert summary(copied) == found
+
+
+def test_a_checkpoint_from_before_a_key_goes_on_as_it_was(copied: Path) -> None:
+    file = copied / "checkpoints/last.ckpt"
+    with safe_open(file, framework="pt") as content:
+        state = json.loads(content.metadata()["rltool"])
+    del state["config"]["env"]["timeout"], state["config"]["on_nonfinite"], state["config"]["network"]["precision"]
+    checkpoint.write_tensors(file, tensors(copied), {"rltool": json.dumps(state)})
+    assert rltool.train(f"resume={copied}", "total_frames=440")["frames"] == 440
+    config = read_header(copied).state.config
+    assert (config["on_nonfinite"], config["env"]["timeout"]) == ("stop", None)  # type: ignore[index, call-overload]
+    assert config["network"]["precision"] == "float32"  # type: ignore[index, call-overload]
+
+
+def test_a_run_that_does_not_come_to_its_first_batch_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "Recorder", stopped)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", "dqn", "total_frames=100")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
 def test_episodes_that_cannot_go_on_start_anew_and_say_why(tmp_path: Path) -> None:
     run(
         tmp_path,

@@ -216,9 +216,10 @@ class Algorithm(ABC):
         """What is looked at only where a point is written, since it costs time: of the last update (nothing before)."""
         return {}
 
-    def leaves_out(self, gradient: Tensor, frames: int) -> bool:
-        """Whether to make no step along a gradient: it is not finite, and the run goes on in such a case."""
-        if not self._skips or bool(gradient.sum().isfinite()):
+    def leaves_out(self, gradient: Tensor, row: Tensor, frames: int) -> bool:
+        """Whether to make no step along a gradient: it, or what the step reports, is not finite, and the run goes on in such
+        a case."""
+        if not self._skips or bool((gradient.sum() + row.sum()).isfinite()):
             return False
         self.left_out += 1
         if self.left_out == 1:

@@ -136,7 +136,7 @@ class PPO(Algorithm):
             first = len(rows)
             for minibatch in self._buffer.epoch(data, config.minibatch_size):
                 gradient, row = self._gradient(minibatch)
-                if not self.leaves_out(gradient, frames):
+                if not self.leaves_out(gradient, row, frames):
                     self.optimizer.step(gradient)
                     rows.append(row)
             if config.target_kl is not None and len(rows) > first:

@@ -101,7 +101,7 @@ class ReplayedAlgorithm(Algorithm):
             td_errors, first = list[Tensor](), len(rows)
             for now, following in zip(*(_rows(columns) for columns in self.columns(drawn)), strict=True):
                 gradient, row, td_error = self._gradient(now, following)
-                if self.leaves_out(gradient, frames):
+                if self.leaves_out(gradient, row, frames):
                     # What cannot be learned from is drawn as seldom as possible.
                     td_errors.append(torch.zeros_like(td_error))
                     continue

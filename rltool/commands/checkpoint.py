@@ -59,7 +59,7 @@ def checkpoint_rows(contents: CheckpointContents) -> list[tuple[str, str]]:
         ("file", f"{_size(header.path.stat().st_size)}, format {state.format}"),
         (
             "run",
-            f"{contents.kind('algo')} on {state.env}, network {contents.kind('network')}, seed {header.config['seed']}{session}",
+            f"{contents.kind('algo')} on {state.env}, network {contents.kind('network')}, seed {header.config.get('seed')}{session}",
         ),
         ("spaces", f"{', '.join(map(str, header.leaves))} → {header.actions}"),
         ("frames", f"{state.frames:,}{budget}; {episodes}, {updates}"),
