@@ -108,6 +108,7 @@ class Watchdog:
         if self._log is not None:
             with suppress(OSError):  # the console has told of it
                 self._dump = open(self._log, "a", encoding="utf-8")
+        self._arm(self._limit)  # before this thread may be kept from it
         self._thread = threading.Thread(target=self._work, args=(self._limit,), name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -124,14 +125,17 @@ class Watchdog:
         if _SIGNAL is not None:
             signal.signal(_SIGNAL, self._previous)
 
+    def _arm(self, limit: float) -> None:
+        """Has the stacks of all threads written after a while; put off only as long as a thread gets Python's lock."""
+        if self._dump is not None:
+            faulthandler.dump_traceback_later(limit + GRACE, file=self._dump)
+
     def _work(self, limit: float) -> None:
         pause = min(max(limit / _LOOKS, _SHORTEST), _LONGEST)
         serial, waited, interrupted = 0, 0.0, False
         try:
             while not self._stopped.wait(pause):
-                if self._dump is not None:
-                    # Only put off as long as this thread gets Python's lock.
-                    faulthandler.dump_traceback_later(limit + GRACE, file=self._dump)
+                self._arm(limit)
                 if not CALLS.inside or CALLS.serial != serial or self._debugged == serial:
                     serial, waited, interrupted, self._debugged = CALLS.serial, 0.0, False, None
                     continue
