@@ -31,7 +31,7 @@ from typing import Any
 
 # Small networks, frequent checkpoints, evaluations and points: a kill then often falls into one of them.
 COMMON = [
-    "tuned=none", "compile=false", "network.hidden=[16]", "env.num_envs=2", "total_frames=1500", "logging.interval=100",
+    "tuned=none", "compile=false", "network.hidden=[16]", "env.num_envs=2", "total_frames=4000", "logging.interval=100",
     "logging=csv", "eval.interval=300", "eval.episodes=2", "eval.num_envs=2", "eval.max_steps=60", "save.interval=90",
     "save.keep=2", "optim.schedule=linear", "quiet=true",
 ]  # fmt: skip

@@ -40,6 +40,8 @@ LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 # Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.
 _METADATA, _SIGNATURE, _CHECKSUM = "rltool", "signature", "crc32"
 _NO_CHECKSUM = "0" * 8  # stands in its place while it is computed
+# Files beside a missing one that are named.
+_NEAR = 5
 # What a state takes at most, in characters; those of rltool's take 20,000.
 _LONGEST = 2**25
 # Component whose tensors lie in a file of their own: it can be large, and acting needs none of it.
@@ -183,8 +185,10 @@ def _candidates(directory: Path) -> list[Path]:
 
 def _read(path: Path) -> Header:
     if not path.exists():
-        near = sorted(str(file) for file in path.parent.glob(f"*{SUFFIX}")) if path.parent.is_dir() else []
-        raise CheckpointError(f"there is no file {path}." + (f" Here are: {', '.join(near)}" if near else ""))
+        near = sorted(file for file in path.parent.glob(f"*{path.suffix or SUFFIX}") if file.is_file())
+        more = f" and {len(near) - _NEAR} more" if len(near) > _NEAR else ""
+        here = f" Here are: {', '.join(map(str, near[:_NEAR]))}{more}" if near else ""
+        raise CheckpointError(f"there is no file {path}{', only a link to nothing' * path.is_symlink()}.{here}")
     metadata = _checked(path)
     if _METADATA not in metadata:
         raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of rltool's")

@@ -44,6 +44,8 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 _PR_SET_PDEATHSIG = 1
 # What has a worker write down where it is.
 _WHERE = getattr(signal, "SIGURG", None)
+# Signals by which a process ends for faults of its own.
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
 # Seconds to wait for what takes milliseconds where all is well: a stack, an error, the end of a process.
 _SHORTLY = 1.0
 
@@ -128,7 +130,8 @@ class WorkerVectorEnv:
             if process.exitcode is not None:
                 how = f"exit code {process.exitcode}"
                 if process.exitcode < 0:
-                    how = f"{signal.Signals(-process.exitcode).name}: it was killed, or ran out of memory"
+                    name = signal.Signals(-process.exitcode).name
+                    how = name if name in _CRASHES else f"{name}: it was killed, or ran out of memory"
                 stack = stack or self._env.dumped(index)
                 ended.append(f"the worker process of environment {index} ({self._name}) ended ({how}){place_in(stack)}")
         who = ", ".join(ended) or f"a worker process of {self._name} ended"
