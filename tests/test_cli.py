@@ -606,11 +606,17 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(
 
 def test_a_finished_run_says_so(command: Rltool, training: Training, header: Header) -> None:
     header.frames = 5000
+    assert header.run_directory is not None
+    (header.run_directory / "summary.json").write_text('{"status": "finished"}')
     answer = command("train", "resume=old")
     assert answer.code == 0
     assert "has used its budget of 5,000 frames" in answer.out
     assert "total_frames" in answer.out
     assert not training.calls
+    # Killed before it could write down how it ended.
+    (header.run_directory / "summary.json").unlink()
+    assert command("train", "resume=old").code == 0
+    assert len(training.calls) == 1
 
 
 def test_resume_null_is_no_resume(command: Rltool, training: Training) -> None:
@@ -1089,6 +1095,8 @@ def test_resume_from_python(
     rltool.train("resume=old", "total_frames=6000")
     assert training.calls[0].directory == header.run_directory
     header.frames = 5000
+    assert header.run_directory is not None
+    (header.run_directory / "summary.json").write_text('{"status": "solved"}')
     assert rltool.train("resume=old")["frames"] == 5000
     assert len(training.calls) == 1
 
