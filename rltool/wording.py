@@ -35,7 +35,7 @@ class Shape:
         for constraint in constraints:
             parts = constraint.metadata if isinstance(constraint, FieldInfo) else (constraint,)
             for part in parts:
-                for name in ("gt", "ge", "lt", "le", "pattern", "min_length"):
+                for name in ("gt", "ge", "lt", "le", "pattern", "min_length", "max_length"):
                     value = getattr(part, name, None)
                     # The width of a seed or a counter is nothing that is typed by accident.
                     if value is not None and not (isinstance(value, int) and value >= 2**32):
@@ -128,7 +128,8 @@ class Shape:
             choices = [str(choice) for choice in get_args(kind)]
             return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
         if get_origin(kind) is list:
-            return f"a list [{Shape(get_args(kind)[0])}, …]"
+            item, fewest, most = Shape(get_args(kind)[0]), self._bounds.get("min_length"), self._bounds.get("max_length")
+            return f"a list of {fewest}, each {item}" if fewest is not None and fewest == most else f"a list [{item}, …]"
         if get_origin(kind) is dict:
             return "a mapping {key: value, …}"
         if isinstance(kind, type) and issubclass(kind, Schema):
