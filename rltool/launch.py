@@ -289,6 +289,10 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
                     f"Change single keys ({typed.key}.KEY=VALUE), or start a new run with init={header.path}",
                 )
             )
+        elif typed.key.endswith(".kind"):  # other keys belong to another kind: only this one is wrong
+            kind = flat(header.config).get(typed.key)
+            if typed.override.value() != kind:
+                problems.append(_settled(typed.key, kind, typed.override.value(), header))
         elif typed.override.is_hydra_override() or typed.override.is_delete() or "/" in typed.key:
             problems.append(Problem(typed.key, f"cannot be given together with resume, found {typed.word}"))
         else:
@@ -320,13 +324,7 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
         changes.pop(name, None)
     for key, (before, after) in changes.items():
         if _under(key, _SETTLED) and not _under(key, _FREE):
-            problems.append(
-                Problem(
-                    key,
-                    f"cannot change on resume: {found(before)} in the checkpoint, found {found(after)}",
-                    f"Start a new run with init={header.path} instead",
-                )
-            )
+            problems.append(_settled(key, before, after, header))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return Resumption(header, config, changes, header.run_directory)
@@ -336,6 +334,14 @@ def _nested(keys: Sequence[str], value: object) -> Tree:
     """A tree that holds one value."""
     head, *rest = keys
     return {head: _nested(rest, value) if rest else value}
+
+
+def _settled(key: str, before: object, after: object, header: Header) -> Problem:
+    return Problem(
+        key,
+        f"cannot change on resume: {found(before)} in the checkpoint, found {found(after)}",
+        f"Start a new run with init={header.path} instead",
+    )
 
 
 def _under(key: str, heads: Sequence[str]) -> bool:

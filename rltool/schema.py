@@ -399,9 +399,8 @@ class DQNConfig(ReplayedAlgoConfig):
         yield from super().problems(run)
         if (self.tau is None) == (self.target_interval is None):
             found = "neither" if self.tau is None else f"tau={self.tau} and target_interval={self.target_interval}"
-            yield Problem(
-                "algo.tau", f"expected either tau or target_interval, found {found}", "Set the other one to null"
-            )
+            hint = "Give one of them a number" if self.tau is None else "Set the other one to null"
+            yield Problem("algo.tau", f"expected either tau or target_interval, found {found}", hint)
         for name in ("start", "end"):
             value = getattr(self.epsilon, name)
             if not 0 <= value <= 1:

@@ -115,7 +115,7 @@ def train(
             source = checkpoint.read_header(Path(config.init))
             for text in source.passed_over:
                 console.warn(f"passed over: {text}")
-            _initialise(algorithm, env, source)
+            _initialise(algorithm, config, env, source, console.warn)
             algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
         _check_batches(config, algorithm)
 
@@ -373,7 +373,7 @@ def _restore(
     checkpoint.restore_random_state(origin.state.random)
     whole = checkpoint.load_buffer(algorithm, origin.path, origin.frames) is not False
     if not whole:
-        console.note(
+        console.warn(
             "no replay buffer lies beside this checkpoint (or none that is whole and of its moment): learning goes on once "
             "learning_starts frames are collected anew"
         )
@@ -388,7 +388,9 @@ def _restore(
         console.note(f"schedules ran over the first budget of {origin.state.budget:,} frames and stay at their end")
 
 
-def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None:
+def _initialise(
+    algorithm: Algorithm, config: RunConfig, env: GymVectorEnv, header: Header, warn: Callable[[str], object]
+) -> None:
     """Takes weights and normaliser of a checkpoint, nothing else.
 
     Raises:
@@ -401,7 +403,11 @@ def _initialise(algorithm: Algorithm, env: GymVectorEnv, header: Header) -> None
     try:
         checkpoint.load(algorithm, header.path, only=("policy", "critic", "target", "normalizer"))
     except CheckpointError as error:
-        raise ConfigError(Problem("init", f"its networks do not fit this algorithm and network: {error}")) from error
+        kind = cast("dict[str, object]", header.config["algo"])["kind"]
+        text = f"its networks, those of {kind}, do not fit {config.algo.kind} with this network: {error}"
+        raise ConfigError(Problem("init", text)) from error
+    if header.state.env != env.id:
+        warn(f"the weights come from {header.state.env}, and this run is on {env.id}; their spaces agree")
 
 
 def _check_batches(config: RunConfig, algorithm: Algorithm) -> None:

@@ -128,8 +128,14 @@ class Shape:
             choices = [str(choice) for choice in get_args(kind)]
             return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
         if get_origin(kind) is list:
-            item, fewest, most = Shape(get_args(kind)[0]), self._bounds.get("min_length"), self._bounds.get("max_length")
-            return f"a list of {fewest}, each {item}" if fewest is not None and fewest == most else f"a list [{item}, …]"
+            item, fewest, most = (
+                Shape(get_args(kind)[0]),
+                self._bounds.get("min_length"),
+                self._bounds.get("max_length"),
+            )
+            return (
+                f"a list of {fewest}, each {item}" if fewest is not None and fewest == most else f"a list [{item}, …]"
+            )
         if get_origin(kind) is dict:
             return "a mapping {key: value, …}"
         if isinstance(kind, type) and issubclass(kind, Schema):

@@ -464,8 +464,11 @@ def test_init_takes_the_normaliser_and_needs_no_warm_up(tmp_path: Path, ppo_run:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("dqn", "network.hidden=[8]"), r"^init: its networks do not fit this algorithm and network: .*has shape"),
-        (("ppo",), r"^init: its networks do not fit this algorithm and network: .*lacks the tensor"),
+        (
+            ("dqn", "network.hidden=[8]"),
+            r"^init: its networks, those of dqn, do not fit dqn with this network: .*has shape",
+        ),
+        (("ppo",), r"^init: its networks, those of dqn, do not fit ppo with this network: .*lacks the tensor"),
         (("dqn", "env=acrobot"), r"^init: .* was trained on CartPole-v1, whose spaces are not those of Acrobot-v1"),
     ],
 )
