@@ -87,7 +87,6 @@ def test_a_longer_run_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.M
     [
         # An observation of four numbers, twice, and twice as input of a network; an action, a reward, three flags.
         ("ppo", ["algo.frames_per_batch=2e9"], r"algo.frames_per_batch: 2,000,000,000 frames at a time need 147.1 GiB"),
-        ("ppo", ["algo.warmup_frames=2e9"], r"algo.warmup_frames: 2,000,000,000 frames at a time need 147.1 GiB"),
         ("dqn", ["algo.frames_per_batch=2e9"], r"algo.frames_per_batch: 2,000,000,000 frames at a time need 87.5 GiB"),
         ("dqn", ["buffer.size=2e9"], r"buffer.size: 2,000,000,000 transitions need 65.7 GiB"),
     ],
