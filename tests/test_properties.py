@@ -93,6 +93,7 @@ def test_a_learning_rate_never_leaves_zero_to_its_start(lr: float, schedule: Any
 # ----------------------------------------------------------------------------------------------------------- checkpoints
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+PRINTED = TEXT.filter(str.isprintable)
 FINITE = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -118,14 +119,14 @@ def states(draw: st.DrawFn) -> dict[str, Any]:
         "config": config,
         "leaves": [leaf],
         "actions": {**choice, "low": [], "high": [], "squash": "clip"},
-        "env": draw(TEXT),
+        "env": draw(PRINTED),
         **{name: draw(COUNTERS) for name in ("frames", "budget", "sessions", "episodes", "solved")},
         "compiled": draw(st.booleans()),
         "best": draw(st.none() | st.just(best)),
         "evaluation": draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         "random": draw(MAPPINGS),
-        "versions": draw(st.dictionaries(TEXT, TEXT, max_size=2)),
-        "parent": draw(st.none() | TEXT),
+        "versions": draw(st.dictionaries(TEXT, PRINTED, max_size=2)),
+        "parent": draw(st.none() | PRINTED),
     }
 
 
