@@ -229,7 +229,8 @@ MINE: dict[str, Any] = {"plugins": ["mine"], "env": {"id": "mine:Mine-v0", "kwar
 
 
 def test_one_s_own_checkpoint_needs_no_word(dqn_run: Path) -> None:
-    assert trust.configuration(header(MINE, trust.signature(MINE)), {}) == MINE
+    mine = header(MINE, trust.signature(MINE))
+    assert trust.configuration(mine, {}) == mine.config
     saved = read_header(dqn_run / "checkpoints/last.ckpt")
     assert saved.signature == trust.signature(saved.config)
     renamed = replace(saved, state=replace(saved.state, config={**saved.config, "plugins": ["mine"]}))
@@ -286,12 +287,14 @@ def test_known_packages_and_plain_names_need_no_word() -> None:
         "device": "cuda:0",
         "algo": {"kind": "ppo"},
     }
-    assert trust.configuration(header(config, None), {}) == config
+    theirs = header(config, None)
+    assert trust.configuration(theirs, {}) == theirs.config
 
 
 def test_a_module_in_a_trusted_package_is_trusted() -> None:
     config = {"env": {"id": "mine.envs:Mine-v0"}}
-    assert trust.configuration(header(config, None), {"plugins": ["mine"]})["env"] == config["env"]
+    theirs = header(config, None)
+    assert trust.configuration(theirs, {"plugins": ["mine"]})["env"] == theirs.config["env"]
     with pytest.raises(ConfigError, match=r"Give plugins=\[min,mine\.envs\]"):
         trust.configuration(header(config, None), {"plugins": ["min"]})
 
