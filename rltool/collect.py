@@ -83,11 +83,10 @@ class VectorEnvironment(Protocol):
 
     num_envs: int
     leaves: tuple[LeafSpec, ...]
+    unsaved: str
 
     def reset(self) -> Leaves:
         """Leaves ``[num_envs, *shape]`` of fresh episodes."""
-
-    unsaved: str
 
     def step(self, action: Array) -> Step:
         """One step of every environment."""

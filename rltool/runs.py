@@ -168,23 +168,8 @@ class RunDirectory:
         )
 
     def read_summary(self) -> dict[str, object]:
-        """The result as last written; empty where there is none yet.
-
-        Raises:
-            RltoolError: the file is no JSON object.
-        """
-        with _explained("read", self.summary_path):
-            try:
-                text = self.summary_path.read_text(encoding="utf-8")
-            except FileNotFoundError:
-                return {}
-        try:
-            summary = json.loads(text)
-        except ValueError as error:
-            raise RltoolError(f"{self.summary_path}: expected JSON, found something else ({error})") from error
-        if not isinstance(summary, dict):
-            raise RltoolError(f"{self.summary_path}: expected a JSON object, found {type(summary).__name__}")
-        return summary
+        """The result as last written; see :func:`read_summary`."""
+        return read_summary(self.path)
 
     def close(self) -> None:
         """Let another process have the directory; calling it again is harmless."""
@@ -218,13 +203,33 @@ class RunDirectory:
             _replace(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def status_of(directory: Path) -> str | None:
+def read_summary(directory: Path) -> dict[str, object]:
+    """The result as last written; empty where there is none yet.
+
+    Raises:
+        RltoolError: the file is no JSON object.
+    """
+    path = directory / _SUMMARY
+    with _explained("read", path):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+    try:
+        summary = json.loads(text)
+    except ValueError as error:
+        raise RltoolError(f"{path}: expected JSON, found something else ({error})") from error
+    if not isinstance(summary, dict):
+        raise RltoolError(f"{path}: expected a JSON object, found {type(summary).__name__}")
+    return summary
+
+
+def status_of(directory: Path) -> object:
     """How a run ended, as its summary says; None where there is no readable one."""
     try:
-        summary = json.loads((directory / _SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_summary(directory).get("status")
+    except RltoolError:
         return None
-    return str(summary.get("status")) if isinstance(summary, dict) else None
 
 
 def versions() -> dict[str, str]:

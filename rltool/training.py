@@ -447,15 +447,18 @@ def _check_alike(env: GymVectorEnv, evaluator: Evaluator) -> None:
 def _compile_mode(config: RunConfig, origin: Header | None) -> Literal["auto"] | bool:
     """Whether to compile: a resumed run does what it did before (compiled and eager differ in the last digits), unless
     the user says otherwise."""
-    if origin is not None and config.compile == origin.config.get("compile"):
-        return origin.state.compiled
-    return config.compile
+    return origin.state.compiled if origin is not None and _keeps_compile(config, origin) else config.compile
+
+
+def _keeps_compile(config: RunConfig, origin: Header) -> bool:
+    """Whether a resumed run asks for compilation as the checkpoint does."""
+    return config.compile == origin.config.get("compile")
 
 
 def _compile_reason(config: RunConfig, origin: Header | None, compiler: Compiler) -> str:
     """Why a run compiles or not, in words."""
-    settled = origin is not None and config.compile == origin.config["compile"]
-    return "as in the checkpoint" if settled and compiler.reason == "as configured" else compiler.reason
+    kept = origin is not None and _keeps_compile(config, origin)
+    return "as in the checkpoint" if kept and compiler.reason == "as configured" else compiler.reason
 
 
 def _learns_by_steps(config: RunConfig) -> bool:

@@ -388,3 +388,12 @@ def test_statistics_move_after_the_update_only() -> None:
     torch.testing.assert_close(data["observation"], before.flatten(0, 1))
     algorithm.update(later, 40)
     assert float(normalizer.count) == 40
+
+
+def test_random_warm_up_comes_in_pieces() -> None:
+    """Of 250 steps of each environment, or of a batch where that is more; the last piece is what is left."""
+    algorithm = ppo(DISCRETE, "algo.frames_per_batch=64", "algo.minibatch_size=32", "algo.warmup_frames=2e9")
+    assert algorithm.frames_per_batch == 2 * 250
+    algorithm.counters.warmup = 2 * 10**9 - 30
+    assert algorithm.frames_per_batch == 30
+    assert ppo(DISCRETE, "algo.frames_per_batch=1024", "algo.warmup_frames=2e9").frames_per_batch == 1024
