@@ -14,10 +14,10 @@ from gymnasium.vector.utils import create_empty_array
 
 from rltool.collect import Step
 from rltool.contract import EnvContract, leaves_of
-from rltool.errors import EnvironmentFault, Overtime
+from rltool.errors import EnvironmentFault
 from rltool.simulators import Arrays
 from rltool.spaces import Array, Leaves
-from rltool.watchdog import debugging, fault_at
+from rltool.watchdog import CALLS, LOOKS, debugging, fault_at
 
 Result = TypeVar("Result")
 
@@ -213,16 +213,19 @@ class _Thread:
         """Waits for the end of that call; gives what returns its result or raises its error."""
         if self.hangs:
             return partial(_raised, EnvironmentFault("a thread that hangs was asked once more"))
-        while True:
+        if self._timeout is None:
+            return self._answers.get()
+        CALLS.leave()
+        waited = 0
+        # Bit by bit: time while the process is stopped (Ctrl-Z) counts for one bit at most.
+        while waited < LOOKS or debugging():
             try:
-                return self._answers.get(timeout=self._timeout)
-            except (Empty, Overtime):
-                if debugging():
-                    continue
-                assert self._timeout is not None
-                self.hangs = True
-                frame = sys._current_frames().get(self._thread.ident or 0)
-                return partial(_raised, fault_at(frame, self._timeout))
+                return self._answers.get(timeout=self._timeout / LOOKS)
+            except Empty:
+                waited += 1
+        self.hangs = True
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return partial(_raised, fault_at(frame, self._timeout))
 
     def call(self, call: Callable[[], Result]) -> Result:
         """The result of a call made in the thread, however long it takes."""

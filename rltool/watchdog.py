@@ -20,8 +20,8 @@ from rltool.tracebacks import place_in, stack_of
 
 # Seconds that code which was interrupted may take to end.
 GRACE = 5.0
-# How often the thread looks: so many times within the limit, but neither busily nor lazily.
-_LOOKS, _SHORTEST, _LONGEST = 20, 0.02, 5.0
+# How often to look: so many times within the limit; the thread does so neither busily nor lazily.
+LOOKS, _SHORTEST, _LONGEST = 20, 0.02, 5.0
 # Ignored by a process that does not ask for it, and of no use to a program without out-of-band data.
 _SIGNAL = getattr(signal, "SIGURG", None)
 
@@ -44,6 +44,10 @@ class Calls:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.inside = False
+
+    def leave(self) -> None:
+        """What is left of the call is timed by whoever waits for it: two that time it would interrupt each other."""
         self.inside = False
 
 
@@ -131,7 +135,7 @@ class Watchdog:
             faulthandler.dump_traceback_later(limit + GRACE, file=self._dump)
 
     def _work(self, limit: float) -> None:
-        pause = min(max(limit / _LOOKS, _SHORTEST), _LONGEST)
+        pause = min(max(limit / LOOKS, _SHORTEST), _LONGEST)
         serial, waited, interrupted = 0, 0.0, False
         try:
             while not self._stopped.wait(pause):

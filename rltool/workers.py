@@ -28,14 +28,14 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from rltool.collect import Step
 from rltool.contract import EnvContract, leaves_of
 from rltool.envs import make_env
-from rltool.errors import ConfigError, EnvironmentFault, Overtime, Problem, RltoolError
+from rltool.errors import ConfigError, EnvironmentFault, Problem, RltoolError
 from rltool.schema import GymEnvConfig
 from rltool.seeding import seed_world
 from rltool.simulators import Arrays
 from rltool.spaces import Array, LeafSpec, Leaves
 from rltool.stopping import STOP_SIGNALS
 from rltool.tracebacks import dumped_stack, place_in
-from rltool.watchdog import no_answer
+from rltool.watchdog import CALLS, no_answer
 
 # How worker processes start, said here because importing torchrl changes Python's default: with fork they start at
 # once and know what plugins registered. Elsewhere fork is missing or unsafe.
@@ -107,7 +107,7 @@ class WorkerVectorEnv:
         except (EOFError, ConnectionError):
             self._env.lost = True
             raise self._ended() from None
-        except (BlockingIOError, Overtime):
+        except BlockingIOError:
             self._env.lost = True
             raise self._hanging() from None
 
@@ -251,7 +251,8 @@ class _Pipe:
     def __init__(self, pipe: Any, timeout: float | None) -> None:
         self._pipe, self.owes = pipe, False
         self.poll, self.close = pipe.poll, pipe.close
-        if timeout is not None and sys.platform != "win32":
+        self._timed = timeout is not None and sys.platform != "win32"
+        if timeout is not None and self._timed:
             # By the operating system: to ask before each read whether there is something costs as much as the read.
             seconds, rest = divmod(timeout, 1)
             with socket.socket(fileno=os.dup(pipe.fileno())) as end:
@@ -270,6 +271,8 @@ class _Pipe:
 
     def recv(self) -> Any:
         """Its answer."""
+        if self._timed:
+            CALLS.leave()
         answer = self._pipe.recv()
         self.owes = False
         return answer

@@ -15,15 +15,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from compositions import run_config
 from gymnasium import spaces
 from torch import Tensor
 
 from rltool.actions import ActionSpec, action_spec
 from rltool.collect import Collector, TensorLeaves
-from rltool.composition import read_overrides
-from rltool.configfiles import ConfigFiles
-from rltool.launch import check_jobs
-from rltool.schema import GymEnvConfig, RunConfig
+from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, generator
 from rltool.training import train
 from rltool.vectorized import GymVectorEnv
@@ -558,13 +556,6 @@ def tiny(algo: str, *overrides: str) -> list[str]:
         *TINY[algo],
     ]
     return [*(word for word in words if word.partition("=")[0] not in given), *overrides]
-
-
-def run_config(*words: str) -> RunConfig:
-    """The checked configuration of a command line."""
-    files = ConfigFiles.find_main()
-    (job,) = check_jobs(read_overrides(words, files), files)
-    return job.config
 
 
 def run(directory: Path, algo: str, *overrides: str) -> dict[str, object]:

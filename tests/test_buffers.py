@@ -187,7 +187,10 @@ def fill(buffer: ReplayBuffer, reference: Reference, batches: Iterator[TensorDic
 
 @pytest.mark.parametrize(("make", "storage"), [(uniform, "memory"), (prioritized, "memmap")])
 @pytest.mark.parametrize("padding", ["reset", "zero"])
-@pytest.mark.parametrize(("num_envs", "size"), [(1, 1), (1, 37), (3, 10), (3, 300), (8, 100)])
+@pytest.mark.parametrize(
+    ("num_envs", "size"),
+    [(1, 1), (3, 10), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 37), (3, 300), (8, 100)))],
+)
 def test_every_transition_comes_back_bit_for_bit(
     make: Any, storage: str, padding: Any, num_envs: int, size: int
 ) -> None:
@@ -350,7 +353,7 @@ def test_a_batch_that_does_not_begin_where_the_saved_one_ended_is_linked_right()
 
 
 @pytest.mark.parametrize("make", [uniform, prioritized])
-@pytest.mark.parametrize("size", [1, 10, 29, 41, 200])
+@pytest.mark.parametrize("size", [10, 41, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 29, 200))])
 @pytest.mark.parametrize("before", [3, 20])
 def test_a_buffer_of_another_size_takes_the_newest(make: Any, size: int, before: int) -> None:
     world, reference = World(EVERYTHING, 3, ends=0.2), Reference(40)

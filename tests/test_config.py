@@ -99,6 +99,7 @@ def check_option(group: str, option: str, composed: Mapping[str, object]) -> Non
     schema.model_validate({**node, **missing.get(option, {})})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", range(max(len(options) for options in OPTIONS.values())))
 def test_every_option_of_every_group(row: int) -> None:
     """Each row composes the next option of every group, so that all are reached with the fewest compositions."""

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 REPEATS = {"seed": True, "environments": True, "learning": True, "reasons": {}}
 
 
+@pytest.mark.long
 def test_every_backend_gives_the_same_run_each_time(tmp_path: Path) -> None:
     runs = []
     for number, backend in enumerate(("sync", "threads", "threads", "async", "async")):

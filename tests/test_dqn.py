@@ -381,7 +381,7 @@ def prioritised(alpha: float, beta: float) -> tuple[DQN, Tensor]:
     return algorithm, priority
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("alpha", [0.6, *(pytest.param(alpha, marks=pytest.mark.long) for alpha in (0.0, 1.0))])
 def test_sampling_follows_priorities(alpha: float) -> None:
     algorithm, priority = prioritised(alpha, 1.0)
     (drawn,) = algorithm.buffer.draw(1, 10)

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from probes import run, tiny
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -25,6 +26,7 @@ def killed(words: list[str], log: Path, metrics: Path, points: int) -> bool:
     return not code.exists()
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     kill.PROCESSES.set_forkserver_preload(kill.PRELOAD)
     words = ["buffer=prioritized", "total_frames=800", "save.interval=60", "eval=default", "eval.interval=150"]

@@ -404,6 +404,7 @@ def test_retries_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(lines(tmp_path)) == 1000
 
 
+@pytest.mark.long
 def test_events_survive_a_killed_process(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from rltool.schema import TensorBoardConfig\n"

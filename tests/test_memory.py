@@ -61,6 +61,7 @@ def test_this_machine_has_some() -> None:
     assert free is None or 0 < free < 2**50
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is in use")
 def test_a_longer_run_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 5,000 to 20,000 frames, with a point every 500 and histograms every 1,000 of them."""

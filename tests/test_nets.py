@@ -722,6 +722,7 @@ def test_a_resnet_has_torchvision_s_layers_and_the_hidden_ones() -> None:
     assert net(torch.zeros(2, 3, 36, 36, dtype=torch.uint8)).shape == (2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 def test_a_backbone_takes_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
     models = pytest.importorskip("torchvision.models")
@@ -768,7 +769,7 @@ def test_weights_that_cannot_be_had_are_named(tmp_path: Path, weights: str, cont
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["dqn", pytest.param("ppo", marks=pytest.mark.long)])
 def test_a_backbone_learns_unless_frozen_and_its_statistics_never_move(algo: str, frozen: bool) -> None:
     pytest.importorskip("torchvision.models")
     words = [*RESNET, f"network.frozen={str(frozen).lower()}", "algo.minibatch_size=4", "algo.frames_per_batch=4"]
@@ -801,6 +802,7 @@ def test_a_backbone_learns_unless_frozen_and_its_statistics_never_move(algo: str
     assert not torch.equal(first, body.hidden[0].weight)
 
 
+@pytest.mark.long
 def test_bfloat16_products_give_float32_near_those_of_float32() -> None:
     single, half = ppo(BOX), ppo(BOX, "network.precision=bfloat16")
     observation = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))

@@ -70,7 +70,7 @@ def scalars(directory: Path, name: str) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars(name)}
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ["ppo", "dqn", pytest.param("sac", marks=pytest.mark.long)])
 def test_a_seed_fixes_the_whole_run(tmp_path: Path, algo: str) -> None:
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         run(tmp_path / name, algo, f"seed={seed}", "total_frames=224")
@@ -204,10 +204,10 @@ def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:
     ("algo", "stop", "at", "total", "prioritized"),
     [
         ("ppo", 288, 130, 480, False),
-        ("dqn", 300, 145, 560, False),
+        pytest.param("dqn", 300, 145, 560, False, marks=pytest.mark.long),
         ("dqn", 300, 145, 560, True),
-        ("sac", 300, 145, 560, False),
-        ("sac", 300, 145, 560, True),
+        pytest.param("sac", 300, 145, 560, False, marks=pytest.mark.long),
+        pytest.param("sac", 300, 145, 560, True, marks=pytest.mark.long),
     ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
@@ -242,12 +242,14 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
 @pytest.mark.parametrize(
     ("algo", "words"),
     [
-        ("ppo", ["env.backend=threads"]),
-        ("ppo", ["env=gym", "env.id=InvertedDoublePendulum-v5", "env.backend=async"]),
+        pytest.param("ppo", ["env.backend=threads"], marks=pytest.mark.long),
+        pytest.param(
+            "ppo", ["env=gym", "env.id=InvertedDoublePendulum-v5", "env.backend=async"], marks=pytest.mark.long
+        ),
         ("ppo", ["env=gym", "env.id=Hopper-v5", "algo.scale_reward=true"]),
         ("dqn", []),
-        ("dqn", ["buffer=prioritized"]),
-        ("sac", ["env=gym", "env.id=Hopper-v5"]),
+        pytest.param("dqn", ["buffer=prioritized"], marks=pytest.mark.long),
+        pytest.param("sac", ["env=gym", "env.id=Hopper-v5"], marks=pytest.mark.long),
         *(pytest.param(algo, ["compile=true"], marks=pytest.mark.long) for algo in ALGORITHMS),
     ],
 )
@@ -283,7 +285,7 @@ def test_a_run_stopped_in_the_middle_of_episodes_goes_on_bit_for_bit(
     assert one == other
 
 
-@pytest.mark.parametrize("logging", ["csv", "tensorboard"])
+@pytest.mark.parametrize("logging", ["tensorboard", pytest.param("csv", marks=pytest.mark.long)])
 def test_a_run_stopped_by_a_signal_takes_its_last_point_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging: str
 ) -> None:
@@ -529,7 +531,11 @@ def test_a_number_that_is_not_finite_ends_the_run(
 
 @pytest.mark.parametrize(
     "words",
-    ["env.backend=sync", "env.backend=async", "env.transforms=[{name: RewardScaling, kwargs: {loc: 0.0, scale: 1.0}}]"],
+    [
+        "env.backend=sync",
+        pytest.param("env.backend=async", marks=pytest.mark.long),
+        "env.transforms=[{name: RewardScaling, kwargs: {loc: 0.0, scale: 1.0}}]",
+    ],
 )
 def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, words: str) -> None:
     """Each environment pays a NaN at its 61st step; the batches around go on, all environments anew."""
@@ -546,7 +552,7 @@ def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, 
     assert buffer["frame.observation"][-2 * 31 :].min() == 0
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn", pytest.param("sac", marks=pytest.mark.long)])
 def test_gradients_that_are_not_finite_are_skipped_where_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algo: str
 ) -> None:
@@ -595,8 +601,8 @@ def test_dqn_on_continuous_actions_leaves_no_directory(
 @pytest.mark.parametrize(
     ("name", "backend", "logging", "number"),
     [
-        ("SIGTERM", "sync", "tensorboard", signal.SIGTERM),
-        ("Ctrl-C", "async", "csv", signal.SIGINT),
+        pytest.param("SIGTERM", "sync", "tensorboard", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("Ctrl-C", "async", "csv", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("SIGTERM to all", "async", "csv", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
@@ -758,7 +764,7 @@ MASKED = {
 
 
 @pytest.mark.parametrize("name", MASKED)
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=pytest.mark.long)])
 def test_no_invalid_action_is_taken_in_a_run_with_masks(tmp_path: Path, algo: str, name: str) -> None:
     """The environment itself refuses invalid actions: in warm-up, training and evaluation of both kinds."""
     words = ["env=gym", "env.id=Masked-v0", f"env.kwargs={{{MASKED[name]}}}", "eval=default", "eval.interval=100"]
