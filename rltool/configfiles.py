@@ -148,12 +148,12 @@ class ConfigFiles:
 
     def defaults(self, name: str) -> dict[str, str]:
         """The groups in the defaults list of a primary config and the option of each; ``???`` must be chosen."""
-        tree = _load(self.main / f"{name}.yaml")
+        tree = read_yaml(self.main / f"{name}.yaml")
         return {group: option for group, option, _ in _defaults(tree)}
 
     def primary(self, name: str) -> dict[str, object]:
         """The values of a primary config, without its defaults list and Hydra's node."""
-        tree = _load(self.main / f"{name}.yaml")
+        tree = read_yaml(self.main / f"{name}.yaml")
         return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
 
     def tuned_name(self, choice: str | None) -> str | None:
@@ -168,7 +168,7 @@ class ConfigFiles:
         if path is None or problem is not None:
             assert problem is not None
             raise ConfigError(problem)
-        tree = _load(path)
+        tree = read_yaml(path)
         node: dict[str, object] = {}
         overrides: dict[str, str] = {}
         own = {key: value for key, value in tree.items() if key != "defaults"}
@@ -197,7 +197,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _load(path: Path) -> dict[str, object]:
+def read_yaml(path: Path) -> dict[str, object]:
+    """The mapping in a YAML file; empty where the file is.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (a SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

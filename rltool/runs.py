@@ -36,6 +36,8 @@ _CONFIG, _OVERRIDES, _METRICS, _SUMMARY, _LOG, _CHECKPOINTS = (
 )
 _TRACES = (_CONFIG, _OVERRIDES, _METRICS, "metrics.csv", _SUMMARY, _CHECKPOINTS)
 _EVENTS = "events.out.tfevents."
+# Seconds to wait for a lock that somebody only looks at.
+_PATIENCE = 0.2
 _PACKAGES = ("rltool", "torch", "torchrl", "tensordict", "gymnasium", "mujoco", "numpy")
 
 
@@ -313,7 +315,7 @@ def _locked(path: Path) -> FileLock:
     Raises:
         ConfigError: another process has it.
     """
-    lock = FileLock(path / ".lock", timeout=0)
+    lock = FileLock(path / ".lock", timeout=_PATIENCE, poll_interval=0.02)
     try:
         lock.acquire()
     except Timeout:
@@ -321,6 +323,21 @@ def _locked(path: Path) -> FileLock:
             Problem("", f"another process is writing into {path}", "Wait for it or stop it, or use another directory")
         ) from None
     return lock
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process of this machine has a run directory. Whoever wants to have it meanwhile waits a moment."""
+    lock = path / ".lock"
+    if not lock.is_file():
+        return False
+    probe = FileLock(lock, timeout=0)
+    try:
+        with probe:
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False  # a directory that nobody can write into
 
 
 @contextmanager
