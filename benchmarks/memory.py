@@ -9,11 +9,9 @@ with TensorBoard's. What grows with the number of frames, points, episodes, eval
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 SHARES = (0.1, 0.25, 0.5, 1.0)
 COMMON = [
@@ -29,14 +27,10 @@ RUNS = {
 }  # fmt: skip
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def watched(words: list[str], marks: list[int]) -> None:
     """Trains, and prints the resident memory at the first batch that reaches each of these frames."""
     from rltool import cli, collect
+    from rltool.memory import resident_memory
 
     waiting, collected = list(marks), collect.Collector.collect
 
@@ -44,7 +38,7 @@ def watched(words: list[str], marks: list[int]) -> None:
         batch = collected(self)
         while waiting and self.frames >= waiting[0]:
             waiting.pop(0)
-            print("resident", resident(), flush=True)
+            print("resident", resident_memory(), flush=True)
         return batch
 
     collect.Collector.collect = collect_and_look  # type: ignore[assignment,method-assign]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rltool.errors import ConfigError, Problem
 from rltool.memory import check_disk, check_memory
+from rltool.metrics import Metrics
 from rltool.spaces import Array, Key, LeafSpec, Leaves, nested
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Storage = Literal["memory", "memmap"]
 
+# Priorities that are looked at for a metric, at most.
+_LOOKED_AT = 4096
 # Room for frames aside at first: one for so many rows of the ring.
 _ASIDE = 64
 
@@ -141,6 +144,23 @@ class ReplayBuffer:
     def update_priority(self, drawn: TensorDict, td_error: Tensor) -> None:
         """Takes in |δ| ``[k, size]`` of what was drawn; all the same to uniform replay."""
         del drawn, td_error
+
+    def metrics(self, index: Tensor) -> Metrics:
+        """How full it is, and the age of a minibatch.
+
+        Args:
+            index: the rows ``[size]`` of the minibatch, on any device.
+        """
+        rows = index.cpu().numpy()
+        age = (self._count - 1 - rows) % self._capacity
+        return {
+            "buffer/filled": torch.tensor(len(self) / self._capacity),
+            "buffer/replay_age": torch.tensor(float(age.mean())),
+        }
+
+    def largest_reward(self) -> float:
+        """The largest absolute reward of what is stored."""
+        return float(np.abs(self._columns["next", "reward"][: len(self)]).max())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that later draws depend on, oldest first.
@@ -267,6 +287,12 @@ class PrioritizedBuffer(ReplayBuffer):
     def update_priority(self, drawn: TensorDict, td_error: Tensor) -> None:
         """Writes |δ| ``[k, size]`` back as the priorities of what was drawn."""
         self._sampler.update_priority(drawn["index"].reshape(-1).cpu(), td_error.reshape(-1).cpu())
+
+    def metrics(self, index: Tensor) -> Metrics:
+        """Those of uniform replay, and how unequal the priorities of what is stored are."""
+        rows = torch.from_numpy(self._newest()[:: -(-len(self) // _LOOKED_AT)] % self._capacity)
+        found = torch.as_tensor(self._sampler._sum_tree[rows]).double()
+        return {**super().metrics(index), "buffer/priority_spread": found.std(correction=0) / found.mean()}
 
     def priorities(self) -> Tensor:
         """(|δ| + eps)^α of the stored transitions, oldest first."""

@@ -7,7 +7,6 @@ the action. Only when the batch is full is it given TorchRL's keys and shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rltool.choices import best, masked
 from rltool.errors import EnvironmentFault, NonFiniteError, Overtime
+from rltool.experience import Episodes, RunningEpisodes, Tally
 from rltool.importing import raised
 from rltool.simulators import Arrays
 from rltool.spaces import MASK, Array, Key, LeafSpec, Leaves, nested
@@ -101,46 +101,6 @@ class VectorEnvironment(Protocol):
         """Puts them back."""
 
 
-@dataclass
-class Episodes:
-    """Episodes that ended during a batch: raw (unscaled) undiscounted returns, lengths in frames."""
-
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-
-
-class RunningEpisodes:
-    """Returns and lengths of the episodes that are going on in each environment; float64, so that long ones keep digits."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Both, ``[num_envs]``."""
-        return {"return": torch.from_numpy(self._return.copy()), "length": torch.from_numpy(self._length.copy())}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes them back."""
-        self._return[:], self._length[:] = state["return"].numpy(), state["length"].numpy()
-
-    def add(self, reward: Array, done: Array) -> Episodes:
-        """Takes in a batch, both ``[steps, num_envs]``; gives the episodes that ended in it, one environment after the
-        other."""
-        ended = Episodes()
-        for index in range(reward.shape[1]):
-            begin = 0
-            for end in np.flatnonzero(done[:, index]):
-                part = reward[begin : end + 1, index].sum(dtype=np.float64)
-                ended.returns.append(float(self._return[index] + part))
-                ended.lengths.append(int(self._length[index]) + int(end) + 1 - begin)
-                self._return[index], self._length[index] = 0.0, 0
-                begin = int(end) + 1
-            self._return[index] += reward[begin:, index].sum(dtype=np.float64)
-            self._length[index] += len(reward) - begin
-        return ended
-
-
 class Collector:
     """Iterates over batches until ``total_frames`` frames were collected (the last batch is a whole one).
 
@@ -162,6 +122,7 @@ class Collector:
     Attributes:
         frames: frames collected, those of earlier sessions included.
         episodes: those that ended in the last batch.
+        tally: its rewards and actions.
         continued: whether the open episodes of an earlier session went on here.
         left_out: batches that were left out.
 
@@ -188,7 +149,7 @@ class Collector:
         self._device = device
         self.total_frames = total_frames
         self.frames = frames
-        self.episodes = Episodes()
+        self.episodes, self.tally = Episodes(), Tally()
         self._running = RunningEpisodes(env.num_envs)
         self._current: Leaves | None = None
         self._begin = env.reset
@@ -257,7 +218,8 @@ class Collector:
             skip(left_out_in_words(fault))
         self.frames += fault.batch["reward"].numel()
         self._behaviour.abandon_episodes()
-        self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
+        self.episodes, self.tally = Episodes(), Tally()
+        self._running = RunningEpisodes(self._env.num_envs)
         self._current, self._begin = None, self._env.restart
 
     def collect(self) -> TensorDict:
@@ -318,6 +280,7 @@ class Collector:
                 following[key][t, index] = torch.as_tensor(array)
         self._check_finite(observed, finals, chosen, reward)
         self.episodes = self._running.add(reward, terminated | truncated)
+        self.tally = Tally.of(reward, chosen, actions)
         self.frames += steps * num_envs
         self._broken, self._step = False, 0
         return self._batch(

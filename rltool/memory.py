@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -48,6 +50,13 @@ def check_disk(needed: int, key: str, what: str, hint: str) -> None:
         raise ConfigError(
             Problem(key, f"{what} need {_gib(needed)}, and {_gib(free)} of disk are free in {directory}", hint)
         )
+
+
+def resident_memory() -> int | None:
+    """Bytes of this process that are in memory. None where the system does not say; Linux does."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

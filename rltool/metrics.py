@@ -9,20 +9,25 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rltool.experience import Episodes, Tally
 from rltool.registry import kinds
 
 Metrics = dict[str, Tensor]
 """Name -> detached tensor, still on the device: 0-d is a scalar, 1-d and more a histogram."""
 
 Histogram = npt.NDArray[np.generic]
+
+Gathering = Literal["mean", "last", "min", "max"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Metric:
         healthy: what a run that learns shows.
         remedy: what to change when it looks otherwise.
         histogram: a distribution, not a number.
-        last: the newest value counts, not the mean of the interval.
+        gathers: what a point holds of the values of its interval.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Metric:
     healthy: str
     remedy: str
     histogram: bool = False
-    last: bool = False
+    gathers: Gathering = "mean"
 
     def covers(self, name: str) -> bool:
         """True where ``name`` is this metric, or matches its ``<…>``."""
@@ -75,7 +80,7 @@ METRICS: tuple[Metric, ...] = (
         "episodes",
         "grows steadily",
         "0 for long: episodes never end; set env.max_episode_steps",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "eval/return_mean",
@@ -97,7 +102,7 @@ METRICS: tuple[Metric, ...] = (
         "reward",
         "at the task's threshold or above",
         "best.ckpt was chosen by this number, so it flatters: quote `rltool eval` on fresh episodes",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "eval/return_<statistic>",
@@ -135,6 +140,22 @@ METRICS: tuple[Metric, ...] = (
         "away from 1: lower optim.lr or algo.epochs",
     ),
     Metric(
+        "policy/ratio_min",
+        "smallest of these ratios over some states of the last batch, after its epochs",
+        "1",
+        "above 0.5",
+        "near 0: the policy has moved far within one batch; lower optim.lr or algo.epochs, or set algo.target_kl",
+        gathers="min",
+    ),
+    Metric(
+        "policy/ratio_max",
+        "largest of these ratios over some states of the last batch, after its epochs",
+        "1",
+        "below 2",
+        "far above 2: as policy/ratio_min",
+        gathers="max",
+    ),
+    Metric(
         "policy/approx_kl",
         "estimate of KL(old || new) of an update, mean of (r - 1) - log r (Schulman 2020)",
         "nats",
@@ -142,12 +163,41 @@ METRICS: tuple[Metric, ...] = (
         "above 0.05: lower optim.lr or algo.epochs, or set algo.target_kl; below 0.001: raise optim.lr",
     ),
     Metric(
+        "policy/approx_kl_max",
+        "the largest of these estimates in the interval",
+        "nats",
+        "below 0.1",
+        "single large steps: lower optim.lr or algo.max_grad_norm, or raise algo.minibatch_size",
+        gathers="max",
+    ),
+    Metric(
         "policy/epsilon",
         "share of random actions (DQN)",
         "share, 0 to 1",
         "falls by its schedule",
         "return grows only once it is low: shorten algo.epsilon.frames; stuck: lengthen it",
-        last=True,
+        gathers="last",
+    ),
+    Metric(
+        "policy/action_share/<option>",
+        "share of the frames of the interval in which an option was taken, exploration included (one choice of up to 18 options)",
+        "share, 0 to 1",
+        "all above 0 early; what the task asks for later",
+        "one near 1 early: the policy has settled; more exploration (algo.entropy_coeff, algo.epsilon)",
+    ),
+    Metric(
+        "policy/bound_share",
+        "share of the numbers in actions that were at a bound or beyond it",
+        "share, 0 to 1",
+        "below 0.3, but for tasks that are best driven at full force",
+        "near 1: the mean runs away; lower algo.initial_std or optim.lr, or use algo.squash=tanh",
+    ),
+    Metric(
+        "policy/saturated_units",
+        "share of the policy network's hidden units whose activation is flat (slope below 0.05) on nearly all of some recent states",
+        "share, 0 to 1",
+        "below 0.2",
+        "towards 1: these units learn nothing more; lower optim.lr, algo.normalize_observation=true, network.layer_norm=true",
     ),
     Metric(
         "policy/actions",
@@ -179,11 +229,54 @@ METRICS: tuple[Metric, ...] = (
         "near 0 or negative for long: larger network, algo.normalize_observation=true, more algo.epochs",
     ),
     Metric(
+        "critic/value_return_correlation",
+        "correlation of the value estimate with its target on the batch, before its update (scale and offset do not count)",
+        "-1 to 1",
+        "rises to 0.7 to 1",
+        "high while explained_variance is low: the ranking is right, the scale is not yet; more algo.epochs, higher optim.lr",
+    ),
+    Metric(
+        "critic/clip_fraction",
+        "share of value estimates that algo.clip_value cut",
+        "share, 0 to 1",
+        "below 0.3",
+        "near 1: the clip keeps the critic from learning; raise algo.clip_value or set it to null",
+    ),
+    Metric(
+        "critic/saturated_units",
+        "as policy/saturated_units, of a critic with a network of its own",
+        "share, 0 to 1",
+        "below 0.2",
+        "as policy/saturated_units",
+    ),
+    Metric(
         "critic/q_value_mean",
         "mean Q value: the largest of each state of the last batch (DQN), the smaller critic's of the policy's own actions (SAC)",
         "reward",
         "rises with the return, at most the return that can be reached, discounted",
         "far above it: algo.double=true, lower optim.lr, larger algo.target_interval",
+    ),
+    Metric(
+        "critic/q_value_max",
+        "the largest Q value in the states of the last batch (DQN)",
+        "reward",
+        "as critic/q_value_mean",
+        "as critic/q_value_mean",
+        gathers="max",
+    ),
+    Metric(
+        "critic/q_limit_share",
+        "the largest absolute Q value there, as a share of the largest that is possible: max |reward| in the buffer / (1 - γ) (DQN)",
+        "share",
+        "1 at most",
+        "above 1: values that no policy can reach; algo.double=true, lower optim.lr, larger algo.target_interval",
+    ),
+    Metric(
+        "critic/target_gap",
+        "mean distance of Q from the target network's Q, of the actions of the last minibatch (DQN)",
+        "reward",
+        "small beside critic/q_value_mean",
+        "large: the target lags; smaller algo.target_interval or larger algo.tau; near 0 with unstable Q: the other way",
     ),
     Metric(
         "critic/q_values",
@@ -231,6 +324,73 @@ METRICS: tuple[Metric, ...] = (
         "0 where you expect time limits: the environment reports them as terminated; 1 where it should end: raise the limit",
     ),
     Metric(
+        "data/reward_mean",
+        "mean raw reward a frame of the interval",
+        "reward",
+        "rises with the return",
+        "0 throughout: nothing rewards what the policy does; check the environment, explore more",
+    ),
+    Metric(
+        "data/reward_min",
+        "smallest raw reward of the interval",
+        "reward",
+        "of the same size as the others",
+        "a rare huge one: algo.scale_reward=true, or clip it with a wrapper",
+        gathers="min",
+    ),
+    Metric(
+        "data/reward_max",
+        "largest raw reward of the interval",
+        "reward",
+        "of the same size as the others",
+        "as data/reward_min",
+        gathers="max",
+    ),
+    Metric(
+        "data/input_abs_max",
+        "largest absolute number among the networks' inputs (after normalisation, without images) in some recent states",
+        "1",
+        "below 10",
+        "far above: algo.normalize_observation=true",
+        gathers="max",
+    ),
+    Metric(
+        "data/input_constant_share",
+        "share of these inputs that have one value in all of those states",
+        "share, 0 to 1",
+        "0, or a few flags",
+        "near 1: the policy sees nothing; check the environment's observation",
+    ),
+    Metric(
+        "buffer/filled",
+        "share of the replay buffer that is in use (DQN, SAC)",
+        "share, 0 to 1",
+        "rises to 1, or to the budget",
+        "1 long before the end and returns fall: raise buffer.size",
+        gathers="last",
+    ),
+    Metric(
+        "buffer/replay_age",
+        "mean age of the transitions of the last minibatch: frames collected since (DQN, SAC)",
+        "frames",
+        "about half of what is stored",
+        "far above the frames in which the policy changes: lower buffer.size",
+    ),
+    Metric(
+        "buffer/replay_ratio",
+        "transitions drawn a frame collected (DQN, SAC)",
+        "1",
+        "0.5 to 16; 256 with SAC at one step a frame",
+        "low: learns slowly, raise algo.updates_per_frame; high: overfits old experience, lower it",
+    ),
+    Metric(
+        "buffer/priority_spread",
+        "standard deviation of the priorities of what is stored, as a share of their mean (prioritised replay)",
+        "1",
+        "0.3 to 3",
+        "near 0: as uniform replay; far above: few transitions are drawn again and again, lower buffer.alpha",
+    ),
+    Metric(
         "train/loss",
         "the loss that the optimiser minimises, mean over all updates of the interval",
         "1",
@@ -257,7 +417,7 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "constant or falling by optim.schedule",
         "a schedule that reaches 0 early: see optim.schedule and total_frames",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "train/updates",
@@ -265,7 +425,7 @@ METRICS: tuple[Metric, ...] = (
         "steps",
         "grows steadily",
         "0: DQN is still filling algo.learning_starts",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "time/frames_per_second",
@@ -296,12 +456,20 @@ METRICS: tuple[Metric, ...] = (
         "higher: raise eval.interval, logging.interval, logging.histogram_interval or save.interval; lower eval.episodes",
     ),
     Metric(
+        "time/memory",
+        "resident memory of this process at the point",
+        "MB",
+        "flat after the first intervals and once a replay buffer is full",
+        "grows without end: the environment or a wrapper keeps what it should drop",
+        gathers="last",
+    ),
+    Metric(
         "time/seconds",
         "wall time of the run (only as a final value)",
         "s",
         "",
         "",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "time/wall",
@@ -309,7 +477,7 @@ METRICS: tuple[Metric, ...] = (
         "seconds since 1970, UTC",
         "grows",
         "",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "params/<layer>",
@@ -333,7 +501,7 @@ METRICS: tuple[Metric, ...] = (
         "values",
         "absent or 0",
         "more: find the tag that turned first; lower optim.lr, check rewards and observations",
-        last=True,
+        gathers="last",
     ),
     Metric(
         "final/<name>",
@@ -341,12 +509,11 @@ METRICS: tuple[Metric, ...] = (
         "as <name>",
         "",
         "",
-        last=True,
+        gathers="last",
     ),
 )
 
 _BLOCK = 256
-_LAST = frozenset(metric.name for metric in METRICS if metric.last)
 _explained: list[Metric] = list(METRICS)
 
 
@@ -367,6 +534,12 @@ def describe(name: str) -> Metric | None:
     """The row of the table that explains a metric name, None where there is none (a plugin's own)."""
     exact = [metric for metric in _explained if metric.name == name]
     return next(iter(exact + [metric for metric in _explained if metric.covers(name)]), None)
+
+
+@cache  # asked for every value
+def _gathering(name: str) -> Gathering:
+    row = describe(name)
+    return "mean" if row is None else row.gathers
 
 
 def due(before: int, after: int, interval: int | None) -> bool:
@@ -391,6 +564,7 @@ class Meter:
         self._histograms: Metrics = {}
         self._returns: list[float] = []
         self._lengths: list[int] = []
+        self._tally = Tally()
 
     def add(self, metrics: Metrics) -> None:
         """Take in what an update returned: scalars are summed where they are, of histograms the last one is kept.
@@ -401,7 +575,7 @@ class Meter:
         for name, value in metrics.items():
             if value.ndim > 0:
                 self._histograms[name] = value
-            elif name in _LAST:
+            elif _gathering(name) == "last":
                 self._pending[name] = [value]
                 self._totals.pop(name, None)  # where the interval was looked at for a checkpoint
                 self._counts.pop(name, None)
@@ -410,18 +584,14 @@ class Meter:
                 pending = self._pending.setdefault(name, [])
                 pending.append(value)
                 if len(pending) == _BLOCK:
-                    self._sum(name)
+                    self._reduce(name)
 
-    def add_episodes(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Take in finished training episodes.
-
-        Args:
-            returns: raw return of each.
-            lengths: steps of each.
-        """
-        self._returns.extend(returns)
-        self._lengths.extend(lengths)
-        self.finished += len(returns)
+    def add_experience(self, episodes: Episodes, tally: Tally) -> None:
+        """Take in the training episodes that finished in a batch, its rewards and its actions."""
+        self._returns.extend(episodes.returns)
+        self._lengths.extend(episodes.lengths)
+        self.finished += len(episodes.returns)
+        self._tally.add(tally)
 
     def flush(self, histograms: bool) -> tuple[dict[str, float], dict[str, Histogram]]:
         """The means since the last flush, and the last histograms where asked for; then starts a new interval.
@@ -435,47 +605,56 @@ class Meter:
             Scalars by name, and arrays by name that share no memory with the tensors.
         """
         for name in list(self._pending):
-            self._sum(name)
+            self._reduce(name)
         scalars = {name: total / self._counts[name] for name, total in _to_host(self._totals).items()}
         if self._returns:
             scalars["episode/return"] = sum(self._returns) / len(self._returns)
             scalars["episode/length"] = sum(self._lengths) / len(self._lengths)
         scalars["episode/finished"] = float(self.finished)
+        scalars |= self._tally.metrics()
         arrays: dict[str, Histogram] = {}
         if histograms:
             arrays = {name: _array(tensor) for name, tensor in self._histograms.items()}
             self._histograms = {}
         self._totals, self._counts = {}, {}
-        self._returns, self._lengths = [], []
+        self._returns, self._lengths, self._tally = [], [], Tally()
         return scalars, arrays
 
     def state_dict(self) -> dict[str, Tensor]:
         """The interval so far (but its histograms, of which a later batch brings the last), so that a resumed run logs the
         same means."""
         for name in list(self._pending):
-            self._sum(name)
+            self._reduce(name)
         state = {f"total.{name}": total for name, total in self._totals.items()}
         state |= {f"count.{name}": torch.tensor(count) for name, count in self._counts.items()}
         state |= {"returns": torch.tensor(self._returns, dtype=torch.float64), "lengths": torch.tensor(self._lengths)}
+        state |= {f"tally.{name}": tensor for name, tensor in self._tally.state_dict().items()}
         return state | {"finished": torch.tensor(self.finished), "since": torch.tensor(self.since)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes it back."""
+        tally: dict[str, Tensor] = {}
         for key, tensor in state.items():
             part, _, name = key.partition(".")
             if part == "total":
                 self._totals[name] = tensor
             elif part == "count":
                 self._counts[name] = int(tensor)
+            elif part == "tally":
+                tally[name] = tensor
+        self._tally.load_state_dict(tally)
         self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
         self.finished, self.since = int(state["finished"]), int(state["since"])
 
-    def _sum(self, name: str) -> None:
-        """Add what waits under a name to its total, in float64, so that counters and long sums stay exact."""
-        pending = self._pending.pop(name)
-        total = torch.stack(pending).detach().double().sum()
-        self._totals[name] = self._totals[name] + total if name in self._totals else total
-        self._counts[name] = self._counts.get(name, 0) + len(pending)
+    def _reduce(self, name: str) -> None:
+        """Bring what waits under a name into its total, in float64, so that counters and long sums stay exact."""
+        how, pending = _gathering(name), torch.stack(self._pending.pop(name)).detach().double()
+        count = len(pending)
+        if name in self._totals:
+            pending = torch.cat([self._totals[name].unsqueeze(0), pending])
+        self._totals[name] = pending.amin() if how == "min" else pending.amax() if how == "max" else pending.sum()
+        # What is not a mean is divided by 1.
+        self._counts[name] = self._counts.get(name, 0) + count if how == "mean" else 1
 
 
 def _to_host(totals: Metrics) -> dict[str, float]:
@@ -505,13 +684,15 @@ def document(metrics: Iterable[Metric]) -> str:
         ]
 
     metrics = list(metrics)
-    last = ", ".join(f"`{row.name}`" for row in metrics if row.last)
+    newest, extremes = (
+        ", ".join(f"`{row.name}`" for row in metrics if row.gathers in kinds) for kinds in (("last",), ("min", "max"))
+    )
     lines = [
         "# Metrics",
         "",
         "The x axis of every curve is frames: one frame is one step of one environment. A scalar is the mean over everything",
         "that happened since the last point (all gradient steps, not the last one), except for those that show the newest value:",
-        f"{last}.",
+        f"{newest}; and those that show the smallest or the largest: {extremes}.",
         "A metric that does not exist for an algorithm or in an interval is absent, never NaN or 0.",
         "",
         "They are in the TensorBoard events and, a line a point, in `metrics.jsonl`; a number that is not finite is `null` there.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
 from rltool.errors import EnvironmentFault, NonFiniteError, Overtime, RltoolError, WriteError
 from rltool.evaluation import EvalReport, Evaluator
+from rltool.memory import resident_memory
 from rltool.metrics import Meter, Metrics, due
 from rltool.runs import program, shown, versions
 
@@ -122,7 +123,7 @@ class Recorder:
     def batch(self, metrics: Metrics) -> None:
         """Takes in what an update returned and the episodes of its batch."""
         self.meter.add(metrics)
-        self.meter.add_episodes(self._collector.episodes.returns, self._collector.episodes.lengths)
+        self.meter.add_experience(self._collector.episodes, self._collector.tally)
 
     def show(self) -> None:
         """Tells the console how far the run is, between two points."""
@@ -140,6 +141,8 @@ class Recorder:
         elapsed = self.clock.elapsed
         scalars["time/frames_per_second"] = (frames - self._timed) / max(elapsed - self._timed_at, 1e-9)
         scalars |= self.clock.shares()
+        if (memory := resident_memory()) is not None:
+            scalars["time/memory"] = memory / 1e6
         self.meter.since = self._timed = frames
         self._timed_at = elapsed
         self._scalars |= scalars

@@ -17,10 +17,11 @@ from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec, U
 from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from rltool.actions import ActionSpec
-from rltool.collect import Behaviour, Episodes, RunningEpisodes, fail, left_out_in_words, named
+from rltool.collect import Behaviour, fail, left_out_in_words, named
 from rltool.contract import EnvContract
 from rltool.envs import no_pictures, remarks
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
+from rltool.experience import Episodes, RunningEpisodes, Tally
 from rltool.importing import import_object, raised
 from rltool.schema import GymEnvConfig
 from rltool.seeding import Stream, seeds
@@ -304,7 +305,7 @@ class TorchRLExperience:
         self._skip, self.left_out = skip, 0
         self._env, self._behaviour, self._generator, self._device = env, behaviour, generator, device
         self.total_frames, self.frames = total_frames, frames
-        self.episodes = Episodes()
+        self.episodes, self.tally = Episodes(), Tally()
         self._running = RunningEpisodes(env.num_envs)
         self._acted, self._acting = frames, False
         self._paths: dict[Key, Key] = {spec.key: key_of(spec) for spec in env.leaves}
@@ -355,7 +356,8 @@ class TorchRLExperience:
             skip(left_out_in_words(fault))
         self.frames += fault.batch["next.reward"].numel()
         self._behaviour.abandon_episodes()
-        self.episodes, self._running = Episodes(), RunningEpisodes(self._env.num_envs)
+        self.episodes, self.tally = Episodes(), Tally()
+        self._running = RunningEpisodes(self._env.num_envs)
 
     def _collected(self, batches: Iterator[TensorDictBase]) -> TensorDictBase:
         """The next batch of TorchRL's.
@@ -412,6 +414,7 @@ class TorchRLExperience:
         self._check_finite(batch)
         reward, done = (batch["next", name].squeeze(-1).cpu().numpy().T for name in ("reward", "done"))
         self.episodes = self._running.add(reward, done)
+        self.tally = Tally.of(reward, batch["action"].cpu().numpy(), self._env.actions)
         self.frames += batch.numel()
         return batch.to(self._device)
 

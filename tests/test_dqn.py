@@ -481,3 +481,46 @@ def test_memmap_storage_gives_the_same_minibatches(tmp_path: object) -> None:
         algorithm.buffer.extend(batch(2, 50, algorithm.actions))
     (one,), (two,) = memory.buffer.draw(2, 16), memmap.buffer.draw(2, 16)
     assert torch.equal(one["observation"], two["observation"])
+
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+
+def test_values_are_looked_at_beside_the_target_and_what_is_possible() -> None:
+    """The network is made to give 3, -6 and 1 in every state, its target 1 more; the largest reward is 2 and γ 0.9: 20 is
+    the most that can be reached."""
+    algorithm = dqn(
+        "algo.gamma=0.9",
+        "algo.learning_starts=0",
+        "algo.frames_per_batch=20",
+        "algo.minibatch_size=10",
+        "algo.updates_per_frame=0.1",
+        "algo.target_interval=1000",
+        "optim.lr=1e-30",
+        "env.num_envs=1",
+        "buffer.size=40",
+    )
+    assert algorithm.inspect() == {}, "before the first step"
+    reward = torch.full((1, 20), -2.0)
+    algorithm.net.head.weight.data.zero_()
+    algorithm.net.head.bias.data = torch.tensor([3.0, -6.0, 1.0])
+    algorithm.target.copy()
+    algorithm.net.head.bias.data -= 1.0
+    metrics = algorithm.update(batch(1, 20, DISCRETE, reward=reward), 20)
+    looked = algorithm.inspect()
+    assert float(looked["critic/q_value_max"]) == pytest.approx(2.0)
+    assert float(looked["critic/target_gap"]) == pytest.approx(1.0)
+    assert float(looked["critic/q_limit_share"]) == pytest.approx(7.0 / 20.0)
+    assert algorithm.counters.updates >= 1
+    assert float(metrics["buffer/replay_ratio"]) == pytest.approx(algorithm.counters.updates * 10 / 20)
+    assert float(looked["buffer/filled"]) == pytest.approx(0.5)
+    assert 0 <= float(looked["buffer/replay_age"]) <= 19
+
+
+def test_the_spread_of_priorities_is_their_deviation_over_their_mean() -> None:
+    algorithm, priority = prioritised(1.0, 1.0)
+    looked = algorithm.buffer.metrics(torch.tensor([9, 8]))
+    assert float(looked["buffer/priority_spread"]) == pytest.approx(
+        float(priority.std(correction=0) / priority.mean()), rel=1e-3
+    )
+    assert float(looked["buffer/replay_age"]) == pytest.approx(0.5), "the newest, and the one before"

@@ -11,9 +11,37 @@ import pytest
 import torch
 
 from rltool import metrics
+from rltool.actions import ActionSpec
+from rltool.experience import Episodes, Tally
 from rltool.metrics import Meter, describe, document, due, explained
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+CHOICE = ActionSpec("discrete", (), "int64", (3,), (0,))
+BOX = ActionSpec("box", (2,), "float32", low=(-1.0, 0.0), high=(1.0, 4.0))
+
+
+def test_rewards_and_actions_are_counted_over_the_interval() -> None:
+    tally = Tally.of(np.array([[1.0, 2.0], [0.0, -5.0]]), np.array([[0, 0], [2, 0]]), CHOICE)
+    tally.add(Tally.of(np.array([[4.0]]), np.array([[2]]), CHOICE))
+    assert tally.metrics() == {
+        "data/reward_mean": 0.4,
+        "data/reward_min": -5.0,
+        "data/reward_max": 4.0,
+        "policy/action_share/0": 0.6,
+        "policy/action_share/1": 0.0,
+        "policy/action_share/2": 0.4,
+    }
+    numbers = Tally.of(np.ones((1, 2)), np.array([[[-1.0, 0.5], [0.9999, 3.0]]]), BOX)
+    assert numbers.metrics()["policy/bound_share"] == 0.75
+    unbounded = ActionSpec("box", (1,), "float32", low=(-np.inf,), high=(1.0,))
+    assert set(Tally.of(np.ones((1, 1)), np.ones((1, 1, 1)), unbounded).metrics()) == {
+        "data/reward_mean",
+        "data/reward_min",
+        "data/reward_max",
+    }
+    assert Tally().metrics() == {}
 
 
 def test_scalars_are_means_over_everything_added() -> None:
@@ -29,7 +57,7 @@ def test_scalars_are_means_over_everything_added() -> None:
 def test_a_flush_starts_a_new_interval() -> None:
     meter = Meter()
     meter.add({"train/loss": torch.tensor(1.0)})
-    meter.add_episodes([10.0], [5])
+    meter.add_experience(Episodes([10.0], [5]), Tally())
     meter.flush(histograms=False)
     meter.add({"train/loss": torch.tensor(5.0)})
     assert meter.flush(histograms=False)[0] == {"train/loss": 5.0, "episode/finished": 1.0}
@@ -45,6 +73,20 @@ def test_counters_and_schedules_show_their_last_value() -> None:
     scalars, _ = meter.flush(histograms=False)
     assert scalars["train/updates"] == 30_000_001.0
     assert scalars["policy/epsilon"] == pytest.approx(1 / 30_000_001)
+
+
+def test_extremes_are_those_of_the_whole_interval_also_over_a_stop() -> None:
+    meter = Meter()
+    for number in range(300):
+        meter.add({"policy/ratio_max": torch.tensor(1.0 + (number == 7)), "policy/ratio_min": torch.tensor(1.0)})
+    resumed = Meter()
+    resumed.load_state_dict(meter.state_dict())
+    for each in (meter, resumed):
+        each.add({"policy/ratio_max": torch.tensor(1.5), "policy/ratio_min": torch.tensor(0.25)})
+        scalars, _ = each.flush(histograms=False)
+        assert (scalars["policy/ratio_max"], scalars["policy/ratio_min"]) == (2.0, 0.25)
+        each.add({"policy/ratio_max": torch.tensor(1.1)})
+        assert each.flush(histograms=False)[0]["policy/ratio_max"] == pytest.approx(1.1)
 
 
 def test_long_intervals_are_summed_in_blocks() -> None:
@@ -63,7 +105,9 @@ def test_an_interval_goes_on_in_another_process() -> None:
     for meter, part in ((whole, values), (first, values[:3])):
         for value in part:
             meter.add({"train/loss": torch.tensor(value), "policy/epsilon": torch.tensor(value)})
-        meter.add_episodes([1.5, 2.0], [3, 4])
+        meter.add_experience(
+            Episodes([1.5, 2.0], [3, 4]), Tally.of(np.array([[1.0, -3.0]]), np.array([[0, 1]]), CHOICE)
+        )
     first.since = 12
     second.load_state_dict(first.state_dict())
     for meter in (first, second):
@@ -76,9 +120,9 @@ def test_episode_statistics_exist_only_where_an_episode_ended() -> None:
     meter = Meter()
     meter.finished = 7
     assert meter.flush(histograms=False)[0] == {"episode/finished": 7.0}
-    meter.add_episodes([300.0, 100.0], [3, 5])
-    meter.add_episodes([], [])
-    meter.add_episodes([200.0], [4])
+    meter.add_experience(Episodes([300.0, 100.0], [3, 5]), Tally())
+    meter.add_experience(Episodes(), Tally())
+    meter.add_experience(Episodes([200.0], [4]), Tally())
     assert meter.flush(histograms=False)[0] == {
         "episode/return": 200.0,
         "episode/length": 4.0,

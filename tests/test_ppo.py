@@ -397,3 +397,69 @@ def test_random_warm_up_comes_in_pieces() -> None:
     algorithm.counters.warmup = 2 * 10**9 - 30
     assert algorithm.frames_per_batch == 30
     assert ppo(DISCRETE, "algo.frames_per_batch=1024", "algo.warmup_frames=2e9").frames_per_batch == 1024
+
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+
+def test_what_the_epochs_made_of_the_policy_is_looked_at() -> None:
+    """Without a step's length nothing moves: every ratio is 1, the estimate of the KL 0, and no value is clipped."""
+    algorithm = ppo(
+        DISCRETE, "algo.frames_per_batch=32", "algo.minibatch_size=16", "algo.clip_value=0.2", "optim.lr=1e-30"
+    )
+    assert algorithm.inspect() == {}, "before the first update"
+    metrics = algorithm.update(batch(2, 16, DISCRETE), 32)
+    looked = algorithm.inspect()
+    for name in ("policy/ratio_min", "policy/ratio_max"):
+        assert float(looked[name]) == pytest.approx(1.0, abs=1e-5)
+    assert float(metrics["policy/approx_kl_max"]) == pytest.approx(0.0, abs=1e-5)
+    assert float(metrics["critic/clip_fraction"]) == 0.0
+    assert {"policy/saturated_units", "critic/saturated_units", "data/input_abs_max"} <= set(looked)
+
+
+def test_the_ratio_is_that_of_the_new_to_the_old_policy() -> None:
+    algorithm = ppo(DISCRETE, "algo.frames_per_batch=32", "algo.minibatch_size=32", "optim.lr=1e-30")
+    data = batch(2, 16, DISCRETE)
+    algorithm.update(data, 32)
+    before = algorithm.actor.distribution({"observation": data["observation"].flatten(0, 1)}).logits.detach()
+    algorithm.actor.net.head.bias.data += torch.tensor([0.0, 1.0, -1.0])
+    after = (before + torch.tensor([0.0, 1.0, -1.0])).log_softmax(-1)
+    action = data["action"].flatten().unsqueeze(-1)
+    ratio = (after - before).gather(-1, action).exp()
+    looked = algorithm.inspect()
+    assert float(looked["policy/ratio_min"]) == pytest.approx(float(ratio.min()), rel=1e-4)
+    assert float(looked["policy/ratio_max"]) == pytest.approx(float(ratio.max()), rel=1e-4)
+
+
+RAW = ("algo.frames_per_batch=32", "algo.minibatch_size=32", "algo.scale_reward=false")
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.9, 0.0), (0.0, 0.95), (0.0, 0.0), (0.5, 1e-8)])
+def test_advantages_without_a_trace_are_the_errors_of_single_steps(gamma: float, gae_lambda: float) -> None:
+    """A = r + γ (1 - terminated) V(s') - V(s)."""
+    algorithm = ppo(DISCRETE, *RAW, f"algo.gamma={gamma}", f"algo.gae_lambda={gae_lambda}")
+    terminated = torch.zeros(2, 16, dtype=torch.bool)
+    terminated[0, 5] = terminated[1, 15] = True
+    data = batch(2, 16, DISCRETE, terminated=terminated)
+    prepared, _ = algorithm.prepare(data)
+    value, following = (
+        algorithm.critic(observed.flatten(0, 1)).detach()
+        for observed in (data["observation"], data["next", "observation"])
+    )
+    ends, reward = terminated.flatten().unsqueeze(-1), data["next", "reward"].flatten(0, 1)
+    torch.testing.assert_close(prepared["advantage"], reward + gamma * ~ends * following - value)
+
+
+def test_value_and_return_correlate_whatever_their_scale() -> None:
+    """With γ = 0 the target is the reward; the value is made half of it, plus one."""
+    algorithm = ppo(DISCRETE, *RAW, "algo.gamma=0.0", "algo.gae_lambda=0.0")
+    data = batch(2, 16, DISCRETE)
+    head = nn.Linear(4, 1)
+    head.weight.data, head.bias.data = torch.tensor([[0.5, 0.0, 0.0, 0.0]]), torch.tensor([1.0])
+    algorithm.critic = head
+    data["next", "reward"] = data["observation"][..., :1].clone()
+    _, metrics = algorithm.prepare(data)
+    assert float(metrics["critic/value_return_correlation"]) == pytest.approx(1.0)
+    assert float(metrics["critic/explained_variance"]) == pytest.approx(0.75)
+    head.weight.data.zero_()
+    assert float(algorithm.prepare(data)[1]["critic/value_return_correlation"]) == 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, ValueEstimators
 
@@ -81,13 +83,30 @@ class DQN(ReplayedAlgorithm):
 
     @torch.no_grad()
     def inspect(self) -> Metrics:
-        """As every replayed algorithm; also Q in the states of the last batch."""
+        """As every replayed algorithm; also Q in the states of the last batch, and how far it is from the target's in those of
+        the last step."""
         metrics = super().inspect()
-        if metrics:
-            seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self._seen.items()})
-            values = self.net(*(seen[key] for key in self.preprocessor.keys))
-            metrics |= {"critic/q_values": values, "critic/q_value_mean": values.max(-1).values.mean()}
+        if self.last_step is None:
+            return metrics
+        seen = self.preprocessor({key: leaf.flatten(0, 1) for key, leaf in self._seen.items()})
+        values = self.net(*(seen[key] for key in self.preprocessor.keys))
+        largest = values.max(-1).values
+        metrics |= {
+            "critic/q_values": values,
+            "critic/q_value_mean": largest.mean(),
+            "critic/q_value_max": largest.max(),
+        }
+        now, _ = self.last_step
+        inputs = tuple(now[key] for key in self.preprocessor.keys)
+        gap = self.net(*inputs) - torch.func.functional_call(self.net, self.target.state_dict(), inputs)
+        metrics["critic/target_gap"] = gap.gather(-1, now["action"].unsqueeze(-1)).abs().mean()
+        if self._config.gamma < 1 and (reward := self.buffer.largest_reward()) > 0:
+            metrics["critic/q_limit_share"] = values.abs().max() * ((1 - self._config.gamma) / reward)
         return metrics
+
+    def looked_at(self, now: Columns) -> Iterator[tuple[str, list[nn.Module], list[Tensor]]]:
+        """Its one network."""
+        yield "policy", [self.net], [now[key] for key in self.preprocessor.keys]
 
     def before_steps(self, before: int, frames: int) -> None:
         """The target copies the network where the frame counter crossed a multiple of ``target_interval``."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 from torchrl.modules import IndependentNormal, ValueOperator
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.objectives.value.functional import td0_advantage_estimate, vec_generalized_advantage_estimate
 
 from rltool.algos.base import Algorithm, Component, GreedyPolicy, RandomState, Runtime
 from rltool.buffers import RolloutBuffer
@@ -25,6 +25,7 @@ from rltool.metrics import Metrics
 from rltool.nets import Features, Network, RunningNormalizer, head, network
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import Anneal, PPOConfig
+from rltool.units import input_metrics, sample, saturated_units
 
 if TYPE_CHECKING:
     from rltool.nets import Preprocessor
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 POLICY_HEAD_GAIN, VALUE_HEAD_GAIN = 0.01, 1.0
 # A whole batch of images goes through the networks in pieces of this size; its activations are of the same order.
 FORWARD_BYTES = 2**26
+# γλ below which the errors of later steps count for nothing in float32.
+_NO_TRACE = 1e-6
 
 # What one gradient step reports, in the order of its row.
 STEP_METRICS = (
@@ -41,6 +44,7 @@ STEP_METRICS = (
     "policy/approx_kl",
     "train/clip_fraction",
     "policy/ratio_mean",
+    "critic/clip_fraction",
 )
 
 
@@ -79,6 +83,7 @@ class PPO(Algorithm):
         self.reward_scale = ReturnScale(run.num_envs, config.gamma).to(run.device) if config.scale_reward else None
         self._buffer = cast("RolloutBuffer", run.buffer.build(generator=self._minibatch_order))
         self._gradient = run.compiler(self.gradient)
+        self._looked_at: Features = {}
         if dropped := self.batch_frames % config.minibatch_size:
             run.note(
                 f"{self.batch_frames} frames a batch make {self.batch_frames // config.minibatch_size} minibatches of "
@@ -148,14 +153,33 @@ class PPO(Algorithm):
         steps = torch.stack(rows)
         self.optimizer.check(steps, STEP_METRICS, frames, lambda: data)
         self.counters.updates += len(rows)
+        self._looked_at = sample(data)
         metrics |= dict(zip(STEP_METRICS, steps.mean(0), strict=True))
+        if config.clip_value is None:
+            del metrics["critic/clip_fraction"]
+        metrics["policy/approx_kl_max"] = steps[:, STEP_METRICS.index("policy/approx_kl")].max()
         metrics["train/learning_rate"] = torch.tensor(learning_rate)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
         return metrics
 
+    @torch.no_grad()
     def inspect(self) -> Metrics:
-        """Parameters and the last gradient, layer by layer."""
-        return self.optimizer.histograms()
+        """Parameters and the last gradient, layer by layer; and of a few states of the last batch what its epochs made of the
+        policy, and what the networks make of their inputs."""
+        data = self._looked_at
+        if not data:
+            return {}
+        inputs = [data[key] for key in self.preprocessor.keys]
+        encoded = self.actor.encoder({key: data[key] for key in self.preprocessor.masked_keys})
+        ratio = (self.actor.distribution(encoded).log_prob(data["action"]) - data["action_log_prob"]).exp()
+        metrics = {**self.optimizer.histograms(), **input_metrics(inputs)}
+        metrics |= {"policy/ratio_min": ratio.min(), "policy/ratio_max": ratio.max()}
+        shared = isinstance(self.actor.encoder, Trunk)
+        actor = [self.actor.encoder.body] if isinstance(self.actor.encoder, Trunk) else [self.actor.net]
+        for name, networks in (("policy", actor), ("critic", [] if shared else [self.critic])):
+            if (share := saturated_units(networks, inputs)) is not None:
+                metrics[f"{name}/saturated_units"] = share
+        return metrics
 
     @torch.no_grad()
     def prepare(self, batch: TensorDict) -> tuple[dict[str, Tensor], Metrics]:
@@ -189,9 +213,14 @@ class PPO(Algorithm):
         next_value = torch.cat([value[:, 1:], torch.empty_like(value[:, :1])], 1)
         next_value[elsewhere] = torch.cat([self._value(self.actor.encoder(part)) for _, part in pieces(last)])
 
-        advantage, target = vec_generalized_advantage_estimate(
-            config.gamma, config.gae_lambda, value, next_value, reward, done, terminated
-        )
+        if config.gamma * config.gae_lambda < _NO_TRACE:
+            # TorchRL's vectorised estimate fails there, with an IndexError.
+            advantage = td0_advantage_estimate(config.gamma, value, next_value, reward, done, terminated)
+            target = advantage + value
+        else:
+            advantage, target = vec_generalized_advantage_estimate(
+                config.gamma, config.gae_lambda, value, next_value, reward, done, terminated
+            )
         data = {
             **features,
             "action": action,
@@ -212,6 +241,8 @@ class PPO(Algorithm):
         }
         if float(spread) > 0:
             metrics["critic/explained_variance"] = 1 - (target - value).var(correction=0) / spread
+            pairs = torch.stack([target.flatten(), value.flatten()]).double()
+            metrics["critic/value_return_correlation"] = torch.corrcoef(pairs)[0, 1].nan_to_num()
         return data, metrics
 
     def _value(self, encoded: Features) -> Tensor:
@@ -238,7 +269,8 @@ class PPO(Algorithm):
         # divergence"); TorchRL reports E[-log r] and E[r].
         kl = losses["mean_ratio"] - 1 + losses["kl_approx"]
         value_loss = losses["loss_critic"] / self._config.critic_coeff
-        row = torch.stack([total, value_loss, norm, kl, losses["clip_fraction"], losses["mean_ratio"]])
+        clipped = losses["value_clip_fraction"] if self._config.clip_value is not None else torch.zeros_like(norm)
+        row = torch.stack([total, value_loss, norm, kl, losses["clip_fraction"], losses["mean_ratio"], clipped])
         return gradient, row.detach()
 
     def bytes_per_frame(self) -> int:

@@ -18,6 +18,7 @@ from rltool.metrics import Metrics
 from rltool.optim import FlatParameters, Optimizer
 from rltool.schema import ReplayedAlgoConfig
 from rltool.seeding import Stream, generator
+from rltool.units import input_metrics, saturated_units
 
 Columns = dict[str, Tensor]
 
@@ -36,6 +37,7 @@ class ReplayedAlgorithm(Algorithm):
         buffer: every transition that is still kept.
         flat: the parameters that are learned.
         optimizer: of them.
+        last_step: the columns of the last gradient step; None before the first.
     """
 
     step_metrics: ClassVar[tuple[str, ...]]
@@ -46,6 +48,7 @@ class ReplayedAlgorithm(Algorithm):
         super().__init__(config, run)
         self._replayed, self._budget = config, run.budget
         self._draws = generator(run.seed, Stream.BUFFER)
+        self.last_step: tuple[Columns, Columns] | None = None
         self.buffer = cast(
             "ReplayBuffer | PrioritizedBuffer",
             run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves, actions=run.actions),
@@ -109,20 +112,36 @@ class ReplayedAlgorithm(Algorithm):
                 self.after_step()
                 rows.append(row)
                 td_errors.append(td_error)
+                self.last_step = (now, following)
             if len(rows) > first:
                 self.optimizer.check(torch.stack(rows[first:]), self.step_metrics, frames, partial(named, drawn))
             self.buffer.update_priority(drawn, torch.stack(td_errors))
+            self._drawn = drawn["index"][-1]
         self.counters.updates += len(rows)
         metrics["train/updates"] = torch.tensor(float(self.counters.updates))
+        metrics["buffer/replay_ratio"] = torch.tensor(len(rows) * config.minibatch_size / batch.numel())
         if rows:
             metrics |= dict(zip(self.step_metrics, torch.stack(rows).mean(0), strict=True))
             metrics["train/learning_rate"] = torch.tensor(learning_rate)
             metrics["critic/td_errors"] = td_errors[-1]
         return metrics
 
+    @torch.no_grad()
     def inspect(self) -> Metrics:
-        """Parameters and the last gradient, layer by layer."""
-        return self.optimizer.histograms()
+        """Parameters and the last gradient, layer by layer; what the last step was made on, and how old it was."""
+        if self.last_step is None:
+            return {}
+        now, _ = self.last_step
+        inputs = [now[key] for key in self.preprocessor.keys]
+        metrics = {**self.optimizer.histograms(), **input_metrics(inputs), **self.buffer.metrics(self._drawn)}
+        for name, networks, given in self.looked_at(now):
+            if (share := saturated_units(networks, given)) is not None:
+                metrics[f"{name}/saturated_units"] = share
+        return metrics
+
+    @abstractmethod
+    def looked_at(self, now: Columns) -> Iterator[tuple[str, list[nn.Module], list[Tensor]]]:
+        """For ``policy`` and ``critic``, where there is one: its networks, and their inputs in the columns of the last step."""
 
     def columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
         """Transitions ``[steps, size]`` as :meth:`gradient` takes them, for all steps at once.
