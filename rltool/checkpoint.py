@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 # Keys that came after the first files of this format, and the values that mean what was done before.
-_BEFORE: dict[str, JsonValue] = {"on_nonfinite": "stop", "env.timeout": None, "network.precision": "float32"}
+_BEFORE: dict[str, JsonValue] = {
+    "on_nonfinite": "stop",
+    "env.timeout": None,
+    "network.precision": "float32",
+    "stop.on": [],
+}
 LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 # Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.
 _METADATA, _SIGNATURE, _CHECKSUM = "rltool", "signature", "crc32"

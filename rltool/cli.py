@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "train an agent",
     "eval": "evaluate a checkpoint",
     "checkpoint": "what a checkpoint holds, without importing torch",
+    "doctor": "what is wrong with a run, and what to change",
     "list": "the environments, algorithms and other options there are",
     "config": "the resolved configuration, and where each value came from",
     "env": "look at an environment: spaces, a random rollout, what is wrong with it",
@@ -39,6 +40,7 @@ OPTIONS = {
     "train": ("--help", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--hydra-help"),
     "eval": ("--help",),
     "checkpoint": ("--help", "--json"),
+    "doctor": ("--help", "--json", "--rules"),
     "list": ("--help", "--config-dir"),
     "config": ("--help", "--config-dir", "--json", "--yaml"),
     "env": ("--help", "--config-dir"),
@@ -236,6 +238,8 @@ def parse(command: str, words: Sequence[str]) -> Options:
         parser.add_argument("--hydra-help", action="store_true")
     if "--json" in OPTIONS[command]:
         parser.add_argument("--json", action="store_true")
+    if command == "doctor":
+        parser.add_argument("--rules", action="store_true")
     if command == "config":
         parser.add_argument("--yaml", action="store_true")
     if command == "tune-speed":
@@ -258,7 +262,7 @@ def parse(command: str, words: Sequence[str]) -> Options:
         multirun=bool(given.get("multirun")) or "hydra.mode=MULTIRUN" in overrides,
         config_dir=Path(os.path.abspath(config_dir)) if config_dir is not None else None,
         passed_on=tuple(passed),
-        flags=frozenset(name for name in ("help", "json", "yaml") if given.get(name)),
+        flags=frozenset(name for name in ("help", "json", "yaml", "rules") if given.get(name)),
         seconds=given.get("seconds", 0.0),
         debug=reporting.wants_traceback(overrides),
         search_path=search_path,

@@ -61,7 +61,7 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
         return
     options = parse(command, rest)
     files = options.files()
-    if command in ("init", "checkpoint"):
+    if command in ("init", "checkpoint", "doctor"):
         return  # a name that is not there yet; a path, which the shell completes itself
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))

@@ -26,6 +26,7 @@ SchemaT = TypeVar("SchemaT", bound=Schema)
 MISSING = "???"
 LEVELS = 64  # how deep mappings and lists may be nested
 ENTRY_POINTS = "rltool.plugins"
+_SWITCHES = {True: "on", False: "off"}
 
 
 def load(tree: Mapping[str, object], *, defaults: Mapping[str, object] | None = None) -> RunConfig:
@@ -107,7 +108,8 @@ def is_shallow(value: object, levels: int = LEVELS) -> bool:
 
 
 def nulls(tree: Mapping[str, object]) -> Tree:
-    """A deep copy in which the string ``None``, which Python users type for null, is null.
+    """A deep copy in which the string ``None``, which Python users type for null, is null, and in which the keys ``on`` and
+    ``off`` are what they look like: bare, they are true and false to YAML 1.1.
 
     Raises:
         ConfigError: values are nested too deeply.
@@ -120,7 +122,9 @@ def nulls(tree: Mapping[str, object]) -> Tree:
 
     def walk(value: object) -> object:
         if isinstance(value, Mapping):
-            return {key: walk(item) for key, item in value.items()}
+            return {
+                _SWITCHES.get(key, key) if isinstance(key, bool) else key: walk(item) for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [walk(item) for item in value]
         return None if value == "None" else value

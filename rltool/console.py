@@ -49,7 +49,8 @@ _KEY_METRICS = (
 )
 _KEY_GROUPS = ("policy/", "critic/", "train/")
 _LINE_METRICS = 4
-_PANEL_ROWS = 2
+_PANEL_ROWS = 3
+_PANEL_FAULTS = 2
 _CELL = 30
 _NUMBER = 9
 _WIDE = 100
@@ -80,6 +81,9 @@ class _View:
     evaluation: _Evaluation | None = None
     best_evaluation: _Evaluation | None = None
     evaluations: tuple[float, ...] = ()
+    shares: tuple[tuple[str, float], ...] = ()
+    memory: float | None = None
+    faults: tuple[str, ...] = ()
 
 
 class Console:
@@ -133,6 +137,7 @@ class Console:
         self._evaluation: _Evaluation | None = None
         self._best_evaluation: _Evaluation | None = None
         self._evaluations: deque[float] = deque(maxlen=_HISTORY)
+        self._faults: tuple[str, ...] = ()
         self._view = _View()
         self._view_time = -math.inf
         self._line_time = -math.inf
@@ -246,6 +251,11 @@ class Console:
             text += f", best {_number(self._best_evaluation.mean)}"
         self._line(text, shown=not self._quiet and not self.live)
 
+    def faults(self, lines: Sequence[str]) -> None:
+        """Show what is wrong with the run now, a line each, the newest last; a panel has room for two."""
+        self._faults = tuple(lines)
+        self._look(self._clock())
+
     def note(self, text: str) -> None:
         """Print one line of information."""
         self._line(text, shown=not self._quiet)
@@ -294,6 +304,9 @@ class Console:
             self._evaluation,
             self._best_evaluation,
             tuple(self._evaluations),
+            tuple(self._shares()),
+            self._scalars.get("time/memory"),
+            self._faults,
         )
 
     def _key_metrics(self) -> list[tuple[str, float]]:
@@ -301,6 +314,15 @@ class Console:
         names = [name for name in _KEY_METRICS if name in self._scalars]
         names += [name for name in others if name not in names]
         return [(_label(name), self._scalars[name]) for name in names]
+
+    def _shares(self) -> list[tuple[str, float]]:
+        """Parts of the loop and their shares of the time of the last interval, the largest first."""
+        parts = [
+            (name.removeprefix("time/").removesuffix("_share"), value)
+            for name, value in self._scalars.items()
+            if name.endswith("_share") and name.startswith("time/") and value >= 0.005
+        ]
+        return sorted(parts, key=lambda part: -part[1])
 
     def _progress_text(self) -> str:
         view = self._view
@@ -335,6 +357,7 @@ class Console:
         cells = self._metric_rows(view, inner)
         if cells is not None:
             content += [Text(""), cells]
+        content += self._state_rows(view, inner)
         title = Text(_shortened(self._title, min(_TITLE, inner - 4)), style="bold")
         return Panel(Group(*content), title=title, title_align="left", border_style="none")
 
@@ -408,6 +431,20 @@ class Console:
         for start in range(0, len(cells), 2 * columns):
             table.add_row(*cells[start : start + 2 * columns])
         return table
+
+    def _state_rows(self, view: _View, inner: int) -> list[RenderableType]:
+        """Where the time goes, the memory, and what is wrong, each in a line that fits."""
+        if not view.shares and not view.faults:
+            return []
+        parts = [f"{part} {share:.0%}" for part, share in view.shares]
+        memory = [] if view.memory is None else [f"memory {view.memory:,.0f} MB"]
+        rows: list[RenderableType] = [Text("")]
+        rows.append(Text(_shortened("time    " + "  ".join([*parts, *memory]), inner), no_wrap=True))
+        for line in view.faults[-_PANEL_FAULTS:]:
+            rows.append(Text.assemble(("health  ", "bold red"), _shortened(line, inner - 8), no_wrap=True))
+        if (more := len(view.faults) - _PANEL_FAULTS) > 0:
+            rows.append(Text(f"        and {more} more, see rltool doctor", no_wrap=True))
+        return rows
 
     def _sparkline(self, values: Sequence[float], width: int) -> str:
         """The values as a row of bars from their smallest to their largest, means of neighbours where there are too many."""

@@ -40,6 +40,12 @@ _EXAMPLES = {
         ("rltool checkpoint best.ckpt --json", "for programs"),
         ("rltool checkpoint runs/…/checkpoints/buffer-50000.safetensors", ""),
     ),
+    "doctor": (
+        ("rltool doctor", "the newest run in runs/"),
+        ("rltool doctor runs/cartpole-ppo", "every run in it"),
+        ("rltool doctor runs/… --json", "for programs"),
+        ("rltool doctor --rules", "the faults it knows, by the names that stop.on takes"),
+    ),
     "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),
     "config": (
         ("rltool config algo=ppo env=cartpole optim.lr=1e-3", "YAML, with the source of each value"),
@@ -60,6 +66,7 @@ _USAGE = {
     "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "eval": "rltool eval checkpoint=PATH [KEY=VALUE …]",
     "checkpoint": "rltool checkpoint PATH [options]",
+    "doctor": "rltool doctor [RUN …] [options]",
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
@@ -74,6 +81,9 @@ _ABOUT = {
     "checkpoint": "Prints what a checkpoint holds: the run, how far it is, its evaluations, its tensors, whether open episodes and a "
     "replay buffer go with it, and what to type next. PATH is a .ckpt file, a run directory (its newest whole checkpoint), or "
     "a stored replay buffer. torch is not imported.",
+    "doctor": "Reads the metrics of runs and says what is wrong with them: what was seen, the likely cause, and which keys to "
+    "change in which direction. It works while a run trains, too, where the same findings are told as they come and written "
+    "to health.jsonl. RUN is a run directory, or a directory of them. torch is not imported.",
     "list": "Lists the options of a group (env, algo, network, …; plurals are fine) with a line about each, or all groups.",
     "config": "Prints the configuration that rltool train would run with the same words, and where each value came from. "
     "Trains nothing.",
@@ -92,6 +102,7 @@ _OPTIONS = {
     "--info": ("--info [WHAT]", "how it was composed: all, defaults, searchpath, …"),
     "--hydra-help": ("--hydra-help", "what Hydra's own settings are (hydra.run.dir=…, hydra/launcher=…)"),
     "--json": ("--json", "as JSON, for programs"),
+    "--rules": ("--rules", "every fault that is looked for, by name"),
     "--yaml": ("--yaml", "as plain YAML, without sources"),
     "--seconds": ("--seconds SECONDS", "how long each setting is tried; 2 unless given"),
     "--help": ("-h, --help", "this page; with algo=dqn, optim=sgd, … the keys of that choice"),

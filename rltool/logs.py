@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,6 +18,7 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from rltool.health import Finding
 from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig
 
 Warn = Callable[[str], None]
@@ -311,6 +312,47 @@ class TensorBoardLogger(Logger):
             log_dir=str(self._directory), purge_step=purge_step, max_queue=_QUEUE, flush_secs=_FLUSH_SECONDS
         )
         return cast("_Writer", writer)
+
+
+class HealthLog(Logger):
+    """Writes ``health.jsonl``: a line for each fault of a run when it is first seen, and one when it has gone.
+
+    Args:
+        directory: the run directory.
+        told: what was found in the points of earlier sessions: the file is written anew from it.
+        warn: see :class:`Logger`.
+    """
+
+    def __init__(self, directory: Path, told: Sequence[Finding] = (), warn: Warn | None = None) -> None:
+        super().__init__(warn)
+        path = directory / "health.jsonl"
+        self._lines = _Lines(path)
+        with self._guarded():
+            if told or path.exists():
+                _replace(path, "".join(map(_health_line, told)))
+
+    def add(self, finding: Finding) -> None:
+        """A fault that is new, or has gone."""
+        with self._guarded():
+            self._lines.append(_health_line(finding))
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _health_line(finding: Finding) -> str:
+    seen = finding.gone is None
+    told = {
+        "frames": finding.frames if seen else finding.gone,
+        "state": "seen" if seen else "gone",
+        "rule": finding.rule,
+        "since": finding.frames,
+        "title": finding.title,
+        "seen": finding.seen,
+        "cause": finding.cause,
+        "remedies": finding.remedies,
+    }
+    return json.dumps(told, ensure_ascii=False) + "\n"
 
 
 class _FileWriter(Protocol):

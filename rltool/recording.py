@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rltool.collect import Collector
     from rltool.console import Console
     from rltool.determinism import Determinism
-    from rltool.logs import Logger
+    from rltool.health import Checkup, Finding
+    from rltool.logs import HealthLog, Logger
     from rltool.schema import RunConfig
 
 # A loss or a gradient that is not finite ends the run; looked at whenever numbers come to the host anyway.
@@ -83,6 +84,8 @@ class Recorder:
         identity: the part of a checkpoint's state that does not change while this process runs.
         restored: the state that a resumed run starts from.
         determinism: says whether the run repeats.
+        checkup: looks for faults, with the points of earlier sessions.
+        health: where they are written.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class Recorder:
         identity: dict[str, object],
         restored: State | None,
         determinism: Determinism,
+        checkup: Checkup,
+        health: HealthLog,
     ) -> None:
         self.config, self._determinism = config, determinism
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
@@ -112,6 +117,8 @@ class Recorder:
         if self.best is not None:
             console.restore_best(self.best.frames, self.best.mean)
         self.in_a_row = 0 if restored is None else restored.solved
+        threshold = None if evaluator is None else evaluator.threshold
+        self._reached = self.best is not None and threshold is not None and self.best.mean >= threshold
         self.report: EvalReport | None = None
         self._report_frames = self._tried = -1
         # Where the last process evaluated, and was killed before it wrote the summary.
@@ -119,6 +126,8 @@ class Recorder:
         self._failed = 0
         self._told: set[type[BaseException]] = set()
         self._scalars: dict[str, float] = {}
+        self._checkup, self._health = checkup, health
+        self.hopeless: Finding | None = None
 
     def batch(self, metrics: Metrics) -> None:
         """Takes in what an update returned and the episodes of its batch."""
@@ -151,6 +160,7 @@ class Recorder:
             self._logger.histograms(arrays, frames)
         self._logger.flush()
         self._console.progress(frames, scalars)
+        self._look_for_faults(scalars, frames)
         for name in WATCHED:
             value = scalars.get(name, 0.0)
             if value != value or value in (float("inf"), float("-inf")):
@@ -205,12 +215,31 @@ class Recorder:
         self._scalars |= scalars
         self._logger.scalars(scalars, frames)
         self._console.evaluation(frames, report.mean, report.ci_low, report.ci_high, report.episodes, better)
+        self._look_for_faults(scalars, frames)
+        if report.threshold is not None and report.mean >= report.threshold and not self._reached:
+            self._reached = True
+            self._console.note(
+                f"milestone: {report.mean:,.2f} at {frames:,} frames is the first evaluation that reaches the environment's "
+                f"threshold of {report.threshold:g}"
+            )
         if report.cut:
             self._console.note(
                 f"{report.cut} of these {report.episodes} episodes were cut at {report.max_steps:,} steps (eval.max_steps)"
             )
         if better:
             self._attempt(self._saver.best)
+
+    def _look_for_faults(self, point: Mapping[str, float], frames: int) -> None:
+        """Tells and writes down what a point shows to be wrong; the first fault of ``stop.on`` ends the run."""
+        told = self._checkup.add(point, frames)
+        for finding in told:
+            self._health.add(finding)
+            if finding.gone is None:
+                self._console.note(f"health: {finding.line}")
+                if self.hopeless is None and finding.rule in self.config.stop.on:
+                    self.hopeless = finding
+        if told:
+            self._console.faults([finding.line for finding in self._checkup.open.values()])
 
     def _evaluation_failed(self, error: BaseException, frames: int) -> None:
         """Counts it, and tells the first of each type; all of them, with their tracebacks, stand in the log."""
@@ -290,6 +319,7 @@ class Recorder:
             if report is None
             else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
             "faults": self.faults,
+            "health": [finding.rule for finding in self._checkup.open.values()],
             "seconds": round(self.clock.elapsed, 3),
             "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
             "compiled": self._identity["compiled"],
@@ -309,6 +339,8 @@ class Recorder:
     def result_rows(self, ended: str) -> list[tuple[str, str]]:
         """Label and value of each line of the end block."""
         frames, seconds = self._collector.frames, self.clock.elapsed
+        if self.hopeless is not None:
+            ended = f"stopped (stop.on: {self.hopeless.rule})"
         rows = [
             (
                 "result",
@@ -328,6 +360,7 @@ class Recorder:
                 rows.append(("solved at", f"{report.threshold:,g}, {reached} by the last policy"))
         if self.best is not None:
             rows.append(("best policy", f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"))
+        rows += [("health", finding.line) for finding in self._checkup.open.values()]
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
         if self._failed:

@@ -118,6 +118,15 @@ class Record:
         total = self.config.get("total_frames")
         return int(total) if isinstance(total, int | float) and total >= 0 else None
 
+    @cached_property
+    def threshold(self) -> float | None:
+        """Mean return at which the environment counts as solved; None where it has none, or is not registered here."""
+        import gymnasium
+
+        with suppress(Exception):  # of names that no plugin of this process has registered, in many ways
+            return gymnasium.spec(self.env).reward_threshold
+        return None
+
     @property
     def best(self) -> tuple[int, float] | None:
         """Frames and mean return of the best evaluation (of equal ones the newest, as for best.ckpt)."""

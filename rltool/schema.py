@@ -22,7 +22,9 @@ from pydantic import (
 )
 
 from rltool.errors import Problem
+from rltool.health import NAMES
 from rltool.registry import Schema, register
+from rltool.wording import did_you_mean, nearest
 
 
 def _whole(value: object) -> object:
@@ -719,11 +721,22 @@ class SaveConfig(Schema):
     keep: Count = Field(description="numbered checkpoints kept; the oldest leave first; 0: last.ckpt alone is renewed")
 
 
+def _rule(name: str) -> str:
+    """A rule of health that there is."""
+    if name not in NAMES:
+        hint = did_you_mean(nearest(name, NAMES)) or f"One of {', '.join(NAMES)}"
+        raise ValueError(f"expected the name of a fault, found {name!r}. {hint}")
+    return name
+
+
 class StopConfig(Schema):
     """When to end before the budget."""
 
     return_threshold: Real | None = Field(description="stop once evaluations reach this mean return; null: never")
     evaluations: PositiveCount = Field(description="how many evaluations in a row must reach it")
+    on: list[Annotated[str, AfterValidator(_rule)]] = Field(
+        description="faults that end the run when they are first seen; rltool doctor has a list"
+    )
 
 
 class RunConfig(Schema):

@@ -22,11 +22,13 @@ from rltool.determinism import Determinism
 from rltool.devices import describe_device, quieten_libraries, resolve_device
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, Problem
 from rltool.evaluation import Evaluator
-from rltool.logs import withdraw_point
+from rltool.health import Checkup, examine
+from rltool.logs import HealthLog, withdraw_point
 from rltool.memory import check_memory
 from rltool.metrics import Meter, due
 from rltool.nets import Preprocessor, network, parameter_count
 from rltool.recording import Recorder
+from rltool.records import Record
 from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
 from rltool.stopping import Interruption, interrupts
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 # Parameters times minibatch from which device=auto takes a GPU: six operations each, forwards and backwards, take a CPU
 # core some milliseconds; below, a GPU mostly waits for its kernels to start. A guess: never measured on a GPU.
 GPU_WORK = 2e7
+# How the loop ends of itself; all else are names of signals.
+_ENDS = ("finished", "solved", "stopped")
 
 
 def train(
@@ -141,6 +145,9 @@ def train(
                 console.note(f"the run goes back from frame {newest:,} to {frames:,}; what came after is dropped")
         logger = cast("Logger", config.logging.build(directory=home.path, start_frames=frames, warn=console.warn))
         stack.callback(logger.close)
+        checkup = _checkup(config, evaluator, home.path if continues else None, frames)
+        health = HealthLog(home.path, checkup.told, console.warn)
+        stack.callback(health.close)
         logger.text("config", f"```yaml\n{home.config_path.read_text(encoding='utf-8')}```")
         identity: dict[str, object] = {
             "config": config.model_copy(update={"resume": None, "init": None}).model_dump(mode="json"),
@@ -169,6 +176,8 @@ def train(
             identity=identity,
             restored=restored,
             determinism=Determinism(asked.seed, getattr(asked.env, "backend", None), device),
+            checkup=checkup,
+            health=health,
         )
         parts = parameter_count(
             *(part for part in algorithm.components().values() if isinstance(part, torch.nn.Module))
@@ -249,7 +258,7 @@ def too_small_for_a_gpu(config: RunConfig, env: GymVectorEnv) -> str:
 def loop(
     config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder, interrupted: Interruption
 ) -> str:
-    """The one loop. Returns how it ended: ``finished``, ``solved``, or the name of the signal that stopped it."""
+    """The one loop. Returns how it ended: ``finished``, ``solved``, ``stopped`` (by ``stop.on``), or the name of a signal."""
     before = collector.frames
     for batch in collector:
         frames = collector.frames
@@ -273,6 +282,8 @@ def loop(
             return interrupted.by.name
         if record.solved:
             return "solved"
+        if record.hopeless is not None:
+            return "stopped"
     return "finished"
 
 
@@ -299,7 +310,7 @@ def _recorded(
     try:
         with interrupts(console.note) as interrupted, Watchdog(config.env.timeout, lost, home.log_path):
             ended = loop(config, algorithm, collector, record, interrupted)
-            if ended in ("finished", "solved"):
+            if ended in _ENDS:
                 record.log_rest()
                 record.evaluate()
                 record.save_last()
@@ -309,7 +320,7 @@ def _recorded(
     except BaseException as fault:
         _write_down(fault, record, home, console)
         raise
-    if ended not in ("finished", "solved"):
+    if ended not in _ENDS:
         _write_summary(home, record, "interrupted", ended)
         console.finish(
             [
@@ -408,6 +419,17 @@ def _initialise(
         raise ConfigError(Problem("init", text)) from error
     if header.state.env != env.id:
         warn(f"the weights come from {header.state.env}, and this run is on {env.id}; their spaces agree")
+
+
+def _checkup(config: RunConfig, evaluator: Evaluator | None, directory: Path | None, frames: int) -> Checkup:
+    """What looks for faults in a run.
+
+    Args:
+        directory: that of a run which continues: its points up to ``frames`` have been looked at; None of a new one.
+    """
+    points = [] if directory is None else [point for point in Record(directory).points if point["frames"] <= frames]
+    threshold = None if evaluator is None else evaluator.threshold
+    return examine(points, config.model_dump(mode="json"), threshold)
 
 
 def _check_batches(config: RunConfig, algorithm: Algorithm) -> None:

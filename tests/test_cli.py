@@ -873,7 +873,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rltool ", "train eval checkpoint list config env tune-speed init"),
+        ("rltool ", " ".join(cli.COMMANDS)),
         ("rltool tr", "train"),
         ("rltool train algo=", "algo=dqn algo=ppo algo=sac"),
         ("rltool train -m seed=1,2 env=cart", "env=cartpole"),

@@ -92,7 +92,7 @@ def config(
             interval=2000 if evaluate else None, episodes=10, num_envs=1, max_steps=500, deterministic=True
         ),
         save=SaveConfig(interval=None, keep=0),
-        stop=StopConfig(return_threshold=threshold, evaluations=1),
+        stop=StopConfig(return_threshold=threshold, evaluations=1, on=[]),
     )
 
 

@@ -97,8 +97,13 @@ def _rows(
 ) -> Iterator[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{key}:", ""
+            yield f"{indent}{_flow(key)}:", ""
             yield from _rows(value, sources, f"{prefix}{key}.", f"{indent}  ")
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
-            yield f"{indent}{key}: {text.removesuffix('...' + chr(10)).strip()}", sources.get(f"{prefix}{key}", "")
+            yield f"{indent}{_flow(key)}: {_flow(value)}", sources.get(f"{prefix}{key}", "")
+
+
+def _flow(value: object) -> str:
+    """A key or a value in a line of YAML: ``on`` in quotes, which is true without."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
