@@ -327,7 +327,7 @@ def _no_learning_rate(history: History) -> str | None:
 
 def _epsilon_high(history: History) -> str | None:
     now = history.lately("policy/epsilon", 1)
-    if now and history.past(0.75) and now[0] > 0.3:
+    if now and history.past(0.75) and now[0] > 0.3 and not history.solved:
         return f"{now[0]:.0%} of the actions are still random"
     return None
 
@@ -456,26 +456,28 @@ def _eval_below_training(history: History) -> str | None:
     return None
 
 
+_PARTS = ("collect", "update", "evaluate", "log", "save")
+
+
 def _slower(history: History) -> str | None:
     began = next((frames for frames, updates in history.at("train/updates") if updates > 0), None)
-    rates = [value for frames, value in history.at("time/frames_per_second") if began is not None and frames > began]
+    rates = [
+        (frames, value)
+        for frames, value in history.at("time/frames_per_second")
+        if began is not None and frames > began
+    ]
     if len(rates) < 25:
         return None
-    before, now = median(rates[3:13]), median(rates[-10:])
-    if now < 0.5 * before:
-        shares = {
-            name.split("/")[1].removesuffix("_share"): history.lately(name, 1)
-            for name in (
-                "time/collect_share",
-                "time/update_share",
-                "time/evaluate_share",
-                "time/log_share",
-                "time/save_share",
-            )
-        }
-        largest = max(shares, key=lambda part: shares[part] or [0.0])
-        return f"{figure(now)} frames/s, {figure(before)} earlier; most of the time goes into: {largest}"
-    return None
+    before, now = median(value for _, value in rates[3:13]), median(value for _, value in rates[-10:])
+    if now >= 0.5 * before:
+        return None
+    grown = []
+    for part in _PARTS:
+        shares = [value for frames, value in history.at(f"time/{part}_share") if began is not None and frames > began]
+        if len(shares) == len(rates) and median(shares[-10:]) / now > 2 * median(shares[3:13]) / before:
+            grown.append(part)
+    parts = f"; what takes longer a frame: {', '.join(grown)}" if grown else ""
+    return f"{figure(now)} frames/s, {figure(before)} earlier{parts}"
 
 
 def _memory_grows(history: History) -> str | None:
@@ -703,8 +705,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "slower",
         "the run has become slower",
-        "longer episodes of evaluation, a fuller buffer, less memory, or other work on the machine",
-        (("eval.interval", "raise"), ("eval.episodes", "lower"), ("logging.interval", "raise")),
+        "where all parts take longer, other work on this machine; else longer episodes, a fuller buffer, less memory",
+        (
+            ("eval.interval", "raise, where evaluate takes longer"),
+            ("logging.interval", "raise, where log does"),
+            ("env.backend", "auto, where collect does"),
+        ),
         _slower,
     ),
     Rule(

@@ -27,6 +27,7 @@ EXTRAS = {
     "dm-control": "dm_control",
     "imageio_ffmpeg": "video",
     "torchvision": "vision",
+    "wandb": "wandb",
 }
 
 

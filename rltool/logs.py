@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from rltool.errors import ConfigError, Problem
 from rltool.health import Finding
-from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig
+from rltool.importing import import_user_module
+from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig, WandbConfig
 
 Warn = Callable[[str], None]
 
@@ -50,6 +52,10 @@ class Logger:
         self.faults = 0
         self._warn: Warn = logging.getLogger(__name__).warning if warn is None else warn
         self._warned: set[str] = set()
+        self._unsound: set[str] = set()
+
+    def start(self, config: Mapping[str, object]) -> None:
+        """Log the configuration (nested) before the first point."""
 
     def scalars(self, values: Mapping[str, float], frames: int) -> None:
         """Log one point: numbers by name at a frame count. What is no number is left out, with one warning a name."""
@@ -101,6 +107,31 @@ class Logger:
             else:
                 numbers[name] = number
         return numbers
+
+    def _sound(
+        self, values: Mapping[str, npt.NDArray[np.generic]], frames: int
+    ) -> tuple[dict[str, npt.NDArray[np.float64]], dict[str, float]]:
+        """The finite part of distributions, and by ``<tag>/nonfinite`` how many values were not, from the first one on."""
+        unsound: dict[str, float] = {}
+        sound: dict[str, npt.NDArray[np.float64]] = {}
+        for tag, value in values.items():
+            array = _flat(value)
+            if array is None:
+                self._warn_once(tag, f"{tag} has no histogram: expected an array of numbers, found {_kind(value)}")
+                continue
+            # TensorBoard draws float32; NaN compares false, so this drops it as well.
+            finite = array[np.abs(array) <= _LARGEST]
+            bad = array.size - finite.size
+            if bad:
+                self._unsound.add(tag)
+                self._warn_once(
+                    tag, f"{tag}: {bad} of {array.size} values at frame {frames} are NaN, infinite or beyond float32"
+                )
+            if tag in self._unsound:
+                unsound[f"{tag}/nonfinite"] = float(bad)
+            if finite.size:
+                sound[tag] = finite
+        return sound, unsound
 
 
 class NoLogger(Logger):
@@ -176,7 +207,6 @@ class TensorBoardLogger(Logger):
         self._lines = _Lines(directory / "metrics.jsonl")
         self._purge_step = start_frames + 1 if start_frames > 0 else None
         self._frames = start_frames
-        self._unsound: set[str] = set()
         self._writer: _Writer | None = None
         self._opened = 0
         self._pause = 1
@@ -199,25 +229,7 @@ class TensorBoardLogger(Logger):
         self._record(write)
 
     def histograms(self, values: Mapping[str, npt.NDArray[np.generic]], frames: int) -> None:
-        unsound: dict[str, float] = {}
-        sound: dict[str, npt.NDArray[np.float64]] = {}
-        for tag, value in values.items():
-            array = _flat(value)
-            if array is None:
-                self._warn_once(tag, f"{tag} has no histogram: expected an array of numbers, found {_kind(value)}")
-                continue
-            # TensorBoard draws float32; NaN compares false, so this drops it as well.
-            finite = array[np.abs(array) <= _LARGEST]
-            bad = array.size - finite.size
-            if bad:
-                self._unsound.add(tag)
-                self._warn_once(
-                    tag, f"{tag}: {bad} of {array.size} values at frame {frames} are NaN, infinite or beyond float32"
-                )
-            if tag in self._unsound:
-                unsound[f"{tag}/nonfinite"] = float(bad)
-            if finite.size:
-                sound[tag] = finite
+        sound, unsound = self._sound(values, frames)
 
         def write(writer: _Writer) -> None:
             for tag, array in sound.items():
@@ -312,6 +324,100 @@ class TensorBoardLogger(Logger):
             log_dir=str(self._directory), purge_step=purge_step, max_queue=_QUEUE, flush_secs=_FLUSH_SECONDS
         )
         return cast("_Writer", writer)
+
+
+class WandbLogger(Logger):
+    """Logs to Weights & Biases (extra: wandb), online or offline, and writes ``metrics.jsonl``.
+
+    W&B's run has the name of the run directory as its id, so that a resumed run goes on there. The x axis is ``frames``, a
+    metric of its own: W&B's own step may not go back, and a resumed run may.
+
+    Args:
+        config: the ``logging`` node.
+        directory: the run directory; W&B's files lie in ``wandb/`` in it.
+        start_frames: frame count at which this process starts; later points left by an earlier one are dropped from
+            metrics.jsonl.
+        warn: see :class:`Logger`.
+
+    Raises:
+        ConfigError: the extra is missing, nobody is logged in, or W&B does not start.
+    """
+
+    def __init__(
+        self, config: WandbConfig, *, directory: Path, start_frames: int = 0, warn: Warn | None = None
+    ) -> None:
+        super().__init__(warn)
+        self.histogram_interval = config.histogram_interval
+        wandb: Any = import_user_module("wandb", "logging")
+        self._wandb, self._closed = wandb, False
+        if config.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ConfigError(
+                Problem(
+                    "logging.mode",
+                    "online needs an account of Weights & Biases, and nobody is logged in here",
+                    "Run wandb login, set WANDB_API_KEY, or give logging.mode=offline and wandb sync later",
+                )
+            )
+        try:
+            self._run: Any = wandb.init(
+                project=config.project,
+                entity=config.entity,
+                group=config.group,
+                tags=config.tags,
+                name="/".join(directory.parts[-2:]),
+                id=directory.name,
+                resume="allow",
+                dir=str(directory),
+                mode=config.mode,
+                settings=wandb.Settings(console="off"),
+            )
+        except (wandb.Error, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                Problem("logging", f"Weights & Biases does not start: {reason}", "Try logging.mode=offline")
+            ) from error
+        self._run.define_metric(_FRAMES)
+        self._run.define_metric("*", step_metric=_FRAMES)
+        self._lines = _Lines(directory / "metrics.jsonl")
+        with self._guarded():
+            _drop_lines_after(directory / "metrics.jsonl", start_frames)
+
+    def scalars(self, values: Mapping[str, float], frames: int) -> None:
+        numbers = self._numbers(values)
+        with self._guarded():
+            self._lines.append(json.dumps(_point(numbers, frames), allow_nan=False) + "\n")
+        with self._guarded():
+            self._run.log({_FRAMES: frames, **numbers})
+
+    def histograms(self, values: Mapping[str, npt.NDArray[np.generic]], frames: int) -> None:
+        sound, unsound = self._sound(values, frames)
+        found: dict[str, object] = {}
+        for tag, array in sound.items():
+            limits, counts = _buckets(array)
+            # W&B wants the left edge as well; a bucket of one value has no width.
+            first = float(array.min()) if len(limits) > 1 else limits[0] - 0.5
+            found[tag] = self._wandb.Histogram(np_histogram=(counts, [first, *limits]))
+        if found:
+            with self._guarded():
+                self._run.log({_FRAMES: frames, **found})
+        if unsound:
+            self.scalars(unsound, frames)
+
+    def start(self, config: Mapping[str, object]) -> None:
+        with self._guarded():
+            self._run.config.update(dict(config), allow_val_change=True)  # a resumed run may have changed values
+
+    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
+        del config  # there since the start
+        with self._guarded():
+            self._run.summary.update({f"final/{name}": value for name, value in self._numbers(metrics).items()})
+
+    def close(self) -> None:
+        self._lines.close()
+        if not self._closed:
+            self._closed = True
+            with self._guarded():
+                self._run.finish()
 
 
 class HealthLog(Logger):

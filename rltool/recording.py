@@ -384,4 +384,6 @@ class Recorder:
         commands = [f"{program('rltool')} eval checkpoint={shown(best)}"]
         if self.config.logging.kind == "tensorboard":
             commands.append(f"{program('tensorboard')} --logdir {shown(self._saver.directory.parent)}")
+        elif self.config.logging.kind == "wandb" and self.config.logging.mode == "offline":  # type: ignore[attr-defined]
+            commands.append(f"{program('wandb')} sync {shown(self._saver.directory.parent / 'wandb')}/offline-run-*")
         return commands

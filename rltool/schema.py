@@ -694,6 +694,21 @@ class CSVConfig(LoggingConfig):
     kind: Literal["csv"] = Field(description="metrics.csv and metrics.jsonl")
 
 
+@register("logging", "wandb", builder="rltool.logs:WandbLogger")
+class WandbConfig(LoggingConfig):
+    """Weights & Biases and metrics.jsonl."""
+
+    kind: Literal["wandb"] = Field(description="Weights & Biases and metrics.jsonl")
+    histogram_interval: PositiveCount | None = Field(description="frames between histograms; null: none")
+    project: str = Field(description="the project that runs go to", min_length=1)
+    entity: str | None = Field(description="whose project it is, a user or a team; null: your own")
+    group: str | None = Field(description="runs of one group are shown together; null: none")
+    tags: list[str] = Field(description="words to find runs by")
+    mode: Literal["online", "offline"] = Field(
+        description="offline: kept in the run directory; wandb sync uploads it later"
+    )
+
+
 @register("logging", "none", builder="rltool.logs:NoLogger")
 class NoLoggingConfig(LoggingConfig):
     """No files of metrics; the console still shows them."""

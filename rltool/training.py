@@ -148,6 +148,7 @@ def train(
         checkup = _checkup(config, evaluator, home.path if continues else None, frames)
         health = HealthLog(home.path, checkup.told, console.warn)
         stack.callback(health.close)
+        logger.start(config.model_dump(mode="json"))
         logger.text("config", f"```yaml\n{home.config_path.read_text(encoding='utf-8')}```")
         identity: dict[str, object] = {
             "config": config.model_copy(update={"resume": None, "init": None}).model_dump(mode="json"),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOSPC
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
-from rltool.logs import CSVLogger, Logger, NoLogger, TensorBoardLogger, _buckets
-from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig
+from rltool.errors import ConfigError
+from rltool.logs import CSVLogger, Logger, NoLogger, TensorBoardLogger, WandbLogger, _buckets
+from rltool.schema import CSVConfig, NoLoggingConfig, TensorBoardConfig, WandbConfig
 
 TENSORBOARD = TensorBoardConfig(kind="tensorboard", interval=10, histogram_interval=20)
 CSV = CSVConfig(kind="csv", interval=10)
@@ -423,5 +425,99 @@ def test_the_module_imports_no_torch() -> None:
 
 
 def test_every_logger_has_the_same_interface() -> None:
-    for kind in (TensorBoardLogger, CSVLogger, NoLogger):
+    for kind in (TensorBoardLogger, CSVLogger, WandbLogger, NoLogger):
         assert kind.__mro__[1:] == (Logger, object)
+
+
+# --------------------------------------------------------------------------------------------------- Weights & Biases
+
+
+def wandb_records(directory: Path) -> list[Any]:
+    """What an offline run wrote: a log in LevelDB's format (blocks of 32 KiB; checksum, length and type ahead of each part)
+    of protocol buffers. Its process may write the end of it after ``finish``."""
+    end = time.monotonic() + 10
+    while True:
+        records = _wandb_records(directory)
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < end, "it never ends"
+        time.sleep(0.05)
+
+
+def _wandb_records(directory: Path) -> list[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    content, at, parts, records = path.read_bytes(), 7, [], []
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts.append(content[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(b"".join(parts))
+            records.append(record)
+            parts = []
+    return records
+
+
+def wandb_logger(directory: Path, mode: str = "offline", **changes: Any) -> Logger:
+    directory.mkdir(exist_ok=True)
+    config = WandbConfig(
+        kind="wandb",
+        interval=1,
+        histogram_interval=1,
+        project="p",
+        entity=None,
+        group="g",
+        tags=["t"],
+        mode=cast("Any", mode),
+    )
+    return WandbLogger(config, directory=directory, **changes)
+
+
+def test_an_offline_run_of_wandb_holds_points_histograms_and_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    logger = wandb_logger(tmp_path / "2026-01-01-00-00-00-abcdef")
+    directory = tmp_path / "2026-01-01-00-00-00-abcdef"
+    logger.start({"algo": {"kind": "ppo"}, "seed": 3})
+    logger.scalars({"train/loss": 0.25, "eval/return_mean": math.nan}, 100)
+    logger.scalars({"train/loss": 0.125}, 200)
+    logger.histograms({"policy/actions": np.array([0.0, 1.0, 1.0, math.inf]), "one": np.ones(3)}, 200)
+    logger.hparams({}, {"eval/return_mean": 7.0})
+    logger.close()
+    logger.close()
+    assert logger.faults == 0
+    records = wandb_records(directory)
+    (run,) = (record.run for record in records if record.HasField("run"))
+    assert (run.run_id, run.project, run.run_group, list(run.tags)) == (directory.name, "p", "g", ["t"])
+    history = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
+    losses = [(point["frames"], point["train/loss"]) for point in history if "train/loss" in point]
+    assert losses == [(100, 0.25), (200, 0.125)]
+    (counts,) = (point["policy/actions/values"] for point in history if "policy/actions/values" in point)
+    (bins,) = (point["policy/actions/bins"] for point in history if "policy/actions/bins" in point)
+    assert (sum(counts), bins[0], bins[-1], len(bins)) == (3, 0.0, 1.0, len(counts) + 1)
+    assert next(point for point in history if "policy/actions/nonfinite" in point)["policy/actions/nonfinite"] == 1.0
+    updates = {
+        item.key: item.value_json for record in records if record.HasField("config") for item in record.config.update
+    }
+    assert json.loads(updates["algo"]) == {"kind": "ppo"}
+    assert [point["frames"] for point in lines(directory)] == [100, 200, 200]
+
+
+def test_wandb_without_an_account_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"^logging\.mode: online needs an account.*nobody is logged in here\. Run wandb login"
+    ):
+        wandb_logger(tmp_path / "run", "online")
