@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -414,6 +415,8 @@ class Console:
                 Text("" if best is None else f"best {_number(best.mean)} at {best.frames:,}", style="green"),
                 f"{_number(latest.low)} to {_number(latest.high)}" if wide else "",
             )
+            if not wide:
+                table.add_row("", "", f"{_number(latest.low)} to {_number(latest.high)} (95 %)")
         elif self._evaluates:
             table.add_row("eval", "-", "none yet")
         return table
@@ -472,7 +475,12 @@ class Console:
         self._write_log_line(line.plain)
         if shown:
             # On a terminal the panel shows the time; in a file each line needs it.
-            self._print(line if self.live else Text.assemble(f"{self._stamp()}  ", (text, style)))
+            if self.live:
+                # Broken at words only: a path stays whole.
+                parts = textwrap.wrap(text, self._console.width, break_long_words=False, break_on_hyphens=False)
+                self._print(Text("\n".join(parts), style=style))
+            else:
+                self._print(Text.assemble(f"{self._stamp()}  ", (text, style)))
 
     def _emit(self, lines: Sequence[Text], shown: bool) -> None:
         for line in lines:

@@ -230,7 +230,7 @@ def figure(value: float) -> str:
 def _entropy_collapsed(history: History) -> str | None:
     entropy = history.values("policy/entropy")
     now = history.lately("policy/entropy", 3)
-    if not now or history.solved or history.past(0.8):
+    if not now or history.solved:
         return None
     first, newest = entropy[0], fmean(now)
     if history.at("policy/bound_share"):  # numbers: what entropy is to them goes by the deviation
@@ -274,7 +274,8 @@ def _kl_high(history: History) -> str | None:
 def _kl_low(history: History) -> str | None:
     now, rate = history.lately("policy/approx_kl", 10), history.values("train/learning_rate")
     annealed = bool(rate) and rate[-1] < 0.2 * rate[0]
-    if now and not annealed and not history.solved and max(now) < 1e-5:
+    settled = history.solved or _entropy_collapsed(history) is not None  # the other fault then says why
+    if now and not annealed and not settled and max(now) < 1e-5:
         return f"policy/approx_kl is {figure(fmean(now))} nats an update: the policy hardly moves"
     return None
 

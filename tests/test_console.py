@@ -351,16 +351,34 @@ def test_the_panel_fits_and_shows_what_matters(width: int) -> None:
             clock.seconds += 5
             console.progress(step * 1000, {"episode/return": step * 1000.5, "policy/epsilon": 0.1, "train/loss": 1.25})
             console.evaluation(step * 1000, 100.0 * step, 90.0, 500.0, 10, best=step <= 4)
+        console.progress(8000, {"time/collect_share": 0.38, "time/update_share": 0.62, "time/memory": 812.4})
+        console.faults(["the oldest fault", "another one, told at length " * 9, "the newest fault"])
         text = panel()
     assert re.search(r"return +8,004 +▁▂▃▄▅▆▇█ +best 8,004", text)
     assert "8,000/10,000 frames (80%)" in text
     assert "200 frames/s   0:00:40 elapsed   about 0:00:10 left" in text
     assert re.search(r"eval +800 +▁▂▃▄▅▆▇█ +best 400 at 4,000", text)
-    assert ("90 to 500" in text) is (width == 120)
+    assert "90 to 500" in text
+    assert re.search(r"time    update 62%  collect 38%  memory 812 MB", text)
+    assert "health  " in text
+    assert "newest" in text
+    assert "oldest" not in text
+    assert "and 1 more, see rltool doctor" in text
     assert re.search(r"epsilon +0\.1 ", text)
     assert "dqn on CartPole-v1" in text
     assert {len(line) for line in text.splitlines()} == {width}
     assert "…" not in text
+
+
+def test_a_long_line_over_the_panel_is_broken_at_words_and_a_path_stays_whole() -> None:
+    console, _ = terminal(Clock(), width=60)
+    path = f"/{'deep/' * 20}run"
+    with console:
+        console.start([])
+        console.note(f"the policy has stopped exploring and this line is longer than the terminal is wide {path}")
+    text = console._console.file.getvalue()  # type: ignore[attr-defined]
+    assert path in text
+    assert "the policy has stopped exploring and this line is longer\nthan the terminal is wide" in text
 
 
 def test_without_a_budget_there_is_no_bar() -> None:
