@@ -731,3 +731,55 @@ RULES: tuple[Rule, ...] = (
 )
 
 NAMES: Sequence[str] = tuple(rule.name for rule in RULES)
+
+
+def document() -> str:
+    """The table of rules as Markdown: the whole text of docs/health.md."""
+    rows = [
+        f"| `{rule.name}` | {', '.join(rule.algos) or 'all'} | {rule.title} | {rule.cause} | "
+        + ", ".join(f"`{key}`: {change}" for key, change in rule.remedies)
+        + " |"
+        for rule in RULES
+    ]
+    return "\n".join(
+        [
+            *_INTRODUCTION,
+            "",
+            "| fault | algo | what it means | likely cause | what to change |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+_INTRODUCTION = (
+    "# What is wrong with a run",
+    "",
+    "While a run trains, rltool looks at every point of its metrics for the faults below. A fault is told in a line when it is",
+    "first seen, with the figures that gave it away and the first thing to try; the panel shows those that last, and",
+    '`health.jsonl` in the run directory has a line for each as it comes (`"state": "seen"`) and as it goes (`"gone"`).',
+    "`summary.json` lists those that lasted to the end under `health`.",
+    "",
+    "```",
+    "rltool doctor                       # the newest run in runs/: every fault, its cause, what to change",
+    "rltool doctor runs/cartpole-ppo     # all runs in a directory; running, finished, killed or of an older rltool",
+    "rltool doctor runs/… --json         # for programs",
+    "rltool doctor --rules               # the faults it knows",
+    "```",
+    "",
+    "`stop.on=[rewards_zero,entropy_collapsed]` ends a run, with status `stopped` and exit code 0, when such a fault is first",
+    "seen; `stop=hopeless` names those from which runs seldom recover. A run that is resumed goes on: a fault that is known does",
+    "not stop it again. In a YAML file, write the key in quotes or not, `on:` means the same here.",
+    "",
+    "The limits are rules of thumb and leave room: a rule that cries wolf is read by nobody. A run that has reached the",
+    "environment's threshold is not told to explore.",
+    "",
+    "This file is written by `python -m rltool.health` from the table in `rltool/health.py`.",
+)
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    Path(__file__).resolve().parent.parent.joinpath("docs", "health.md").write_text(document(), encoding="utf-8")

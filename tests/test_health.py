@@ -14,7 +14,7 @@ from probes import PROBE_ACTIONS, run
 
 from rltool.commands import doctor
 from rltool.errors import ConfigError
-from rltool.health import NAMES, RULES, Checkup, Finding, History, examine
+from rltool.health import NAMES, RULES, Checkup, Finding, History, document, examine
 from rltool.logs import HealthLog
 from rltool.records import Record
 
@@ -308,3 +308,7 @@ def test_a_short_sound_run_has_no_fault(tmp_path: Path, algo: str) -> None:
         "entropy_stays",
         "kl_low",
     }
+
+
+def test_the_document_is_written_from_the_table() -> None:
+    assert (Path(__file__).parents[1] / "docs/health.md").read_text(encoding="utf-8") == document()
