@@ -11,7 +11,9 @@ import json
 import math
 import os
 import random
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -44,6 +46,7 @@ _BEFORE: dict[str, JsonValue] = {
 LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 # Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.
 _METADATA, _SIGNATURE, _CHECKSUM = "rltool", "signature", "crc32"
+_PICKLES = (b"\x80", b"PK\x03\x04")  # how a pickle begins, and the archive that torch.save makes
 _NO_CHECKSUM = "0" * 8  # stands in its place while it is computed
 # Files beside a missing one that are named.
 _NEAR = 5
@@ -79,6 +82,7 @@ class State:
         random: states of the global generators of Python and NumPy.
         versions: of the packages that wrote it.
         parent: the checkpoint that the run was started from, if any.
+        seconds: wall time of all sessions.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -99,6 +103,7 @@ class State:
     versions: dict[str, str]
     parent: str | None
     format: int = FORMAT
+    seconds: float = 0.0  # the first files of this format have none
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def _read(path: Path) -> Header:
         more = f" and {len(near) - _NEAR} more" if len(near) > _NEAR else ""
         here = f" Here are: {', '.join(map(str, near[:_NEAR]))}{more}" if near else ""
         raise CheckpointError(f"there is no file {path}{', only a link to nothing' * path.is_symlink()}.{here}")
-    metadata = _checked(path)
+    metadata = checked(path)
     if _METADATA not in metadata:
         raise CheckpointError(f"{path} is a safetensors file, but not a checkpoint of rltool's")
     try:
@@ -210,7 +215,7 @@ def _read(path: Path) -> Header:
     return header
 
 
-def _checked(path: Path) -> dict[str, str]:
+def checked(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file whose bytes are those that were written.
 
     Raises:
@@ -236,6 +241,12 @@ def _checked(path: Path) -> dict[str, str]:
                     "It was damaged or changed since; use another one"
                 )
     except (SafetensorError, OSError, ValueError) as error:
+        with suppress(OSError), open(path, "rb") as file:
+            if file.read(4).startswith(_PICKLES):
+                raise CheckpointError(
+                    f"{path} is a pickle or an archive, such as torch.save writes: it could run anything and is not opened. "
+                    "rltool's checkpoints are safetensors files"
+                ) from error
         raise CheckpointError(
             f"{path} is not a whole checkpoint: {error}. It was cut off, or another program wrote it"
         ) from error
@@ -378,7 +389,7 @@ def load_buffer(algorithm: Algorithm, path: Path, frames: int) -> bool | None:
 def _tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    _checked(path)
+    checked(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -445,12 +456,58 @@ class Saver:
                 old.unlink()
         return path
 
+    def go_back(self, header: Header) -> bool:
+        """Has a run end at one of its earlier checkpoints: last.ckpt becomes that one, and all that are later leave. A process
+        that is killed meanwhile leaves the old end of the run or the new one.
+
+        Returns:
+            Whether best.ckpt is that of the best evaluation which the checkpoint knows.
+
+        Raises:
+            WriteError: a file could not be written.
+        """
+        best = self.directory / BEST
+        sound = best.is_file() and _frames(best) <= header.frames
+        if not sound and header.state.best is not None:
+            frames = int(header.state.best["frames"])
+            kept = header.path if frames == header.frames else self.directory / f"{frames}{SUFFIX}"
+            if sound := kept.is_file():
+                _copy(kept, best)
+        _copy(header.path, self.directory / LAST)
+        for file in self.directory.glob(f"*{SUFFIX}"):
+            later = file.stem.isdecimal() and int(file.stem) > header.frames
+            if later or (file == best and not sound):
+                file.unlink()
+        return sound
+
     def _write(self, tensors: Mapping[str, Tensor], state: State, name: str) -> Path:
         path = self.directory / name
         metadata = {_METADATA: json.dumps(asdict(state), allow_nan=False)}
         signature = trust.signature(state.config)
         write_tensors(path, tensors, metadata | ({_SIGNATURE: signature} if signature is not None else {}))
         return path
+
+
+def _frames(path: Path) -> float:
+    """The frame counter of a checkpoint; infinite of one that is not whole."""
+    try:
+        return read_header(path).frames
+    except CheckpointError:
+        return math.inf
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Makes a file that is another one's copy, in one step."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(source, temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise WriteError(f"{target} could not be written: {error}. What was there before is untouched") from error
 
 
 def _finite(algorithm: Algorithm, frames: int) -> dict[str, Tensor]:

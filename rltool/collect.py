@@ -124,7 +124,7 @@ class Collector:
         episodes: those that ended in the last batch.
         tally: its rewards and actions.
         continued: whether the open episodes of an earlier session went on here.
-        left_out: batches that were left out.
+        left_out, batches: batches that were left out, and all that were collected here.
 
     Raises:
         NonFiniteError: an observation, action or reward of the batch is NaN or infinite; the first one is named.
@@ -154,7 +154,7 @@ class Collector:
         self._current: Leaves | None = None
         self._begin = env.reset
         self.continued = False
-        self._skip, self.left_out = skip, 0
+        self._skip, self.left_out, self.batches = skip, 0, 0
         self._broken, self._step = False, 0
 
     @property
@@ -202,6 +202,7 @@ class Collector:
 
     def __iter__(self) -> Iterator[TensorDict]:
         while self.total_frames < 0 or self.frames < self.total_frames:
+            self.batches += 1
             try:
                 batch = self.collect()
             except NonFiniteError as fault:
@@ -278,7 +279,12 @@ class Collector:
         for t, index, final in finals:
             for key, array in final.items():
                 following[key][t, index] = torch.as_tensor(array)
-        self._check_finite(observed, finals, chosen, reward)
+        try:
+            self._check_finite(observed, finals, chosen, reward)
+        except NonFiniteError:
+            if self._skip is None:
+                self._generator.set_state(before)  # the run ends where the batch began
+            raise
         self.episodes = self._running.add(reward, terminated | truncated)
         self.tally = Tally.of(reward, chosen, actions)
         self.frames += steps * num_envs
@@ -328,6 +334,7 @@ class Collector:
                 f"{name} of environment {index} is {value} at frame {frame}. Nothing was learned from this batch; mend the "
                 "environment, or look at its inputs",
                 {name: torch.from_numpy(array) for name, array in arrays},
+                learned=False,
             )
 
     def shutdown(self) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 from pydantic import JsonValue
 from safetensors import SafetensorError, safe_open
 
-from rltool.checkpoint import LAST, SUFFIX, Header, read_header
+from rltool.checkpoint import LAST, SUFFIX, Header, checked, read_header
 from rltool.errors import CheckpointError
 from rltool.runs import shown
 
@@ -107,6 +107,7 @@ class CheckpointContents:
         updates: gradient steps made.
         observed: leaf -> observations that its statistics have taken in.
         buffer: the replay buffer beside it, where there is one.
+        damaged: what is wrong with the file of one, where it is not whole.
     """
 
     header: Header
@@ -114,6 +115,7 @@ class CheckpointContents:
     updates: int
     observed: Mapping[str, int]
     buffer: BufferContents | None
+    damaged: str | None = None
 
     @property
     def continues_episodes(self) -> bool:
@@ -152,6 +154,8 @@ class CheckpointContents:
             "bytes": self.header.path.stat().st_size,
             "format": state.format,
             "run_directory": None if self.header.run_directory is None else str(self.header.run_directory),
+            "passed_over": list(self.header.passed_over),
+            "damaged_buffer": self.damaged,
             "env": state.env,
             "algo": self.kind("algo"),
             "network": self.kind("network"),
@@ -195,14 +199,22 @@ def read_contents(path: Path) -> CheckpointContents | BufferContents:
     counts = [name for name in tensors if name.startswith("normalizer.") and name.endswith(".count")]
     wanted = ["counters.updates", *counts] if "counters.updates" in tensors else counts
     numbers = _numbers(header.path, wanted)
-    beside = header.path.parent / f"buffer-{header.frames}.safetensors"
     return CheckpointContents(
         header,
         tensors,
         numbers.pop("counters.updates", 0),
         {name.removeprefix("normalizer.").removesuffix(".count"): count for name, count in numbers.items()},
-        read_buffer(beside) if beside.is_file() else None,
+        *_buffer_beside(header),
     )
+
+
+def _buffer_beside(header: Header) -> tuple[BufferContents | None, str | None]:
+    """The replay buffer that goes with a checkpoint, and why there is none though there is such a file."""
+    path = header.path.parent / f"buffer-{header.frames}.safetensors"
+    try:
+        return (read_buffer(path) if path.is_file() else None), None
+    except CheckpointError as error:
+        return None, str(error)
 
 
 def read_buffer(path: Path) -> BufferContents:
@@ -211,6 +223,7 @@ def read_buffer(path: Path) -> BufferContents:
     Raises:
         CheckpointError: the file is none, or not whole.
     """
+    checked(path)
     tensors = _tensors(path)
     columns = [tensor for name, tensor in tensors.items() if name.startswith("data.")]
     if not (columns and {"count", "num_envs"} <= set(tensors)):

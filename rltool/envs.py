@@ -181,6 +181,10 @@ def single_env(config: EnvConfig, index: int, render_mode: str | None = None) ->
     return cast("type[GymVectorEnv]", config.target()).single(config, index, render_mode)  # type: ignore[arg-type]
 
 
+# Names that the package gymnasium-robotics registers.
+_ROBOTICS = ("Fetch", "Hand", "AntMaze", "PointMaze", "AdroitHand", "FrankaKitchen")
+
+
 def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = False) -> Made:
     """What a Gymnasium id stands for.
 
@@ -218,14 +222,14 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
             )
         ) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        text, hint = f"expected a registered id, found {config.id}: {error}", extra_for(str(error))
+        text = f"expected a registered id, found {config.id}: {error}"
+        hint = extra_for(str(error)) or _instead(env_id)
         if module and (own := _ids_of(module)):
             text, hint = f"module {module} registers no {env_id}", f"It registers {', '.join(own)}"
         raise ConfigError(Problem("env.id", text, hint)) from error
     except ImportError as error:
-        raise ConfigError(
-            Problem("env.id", f"{config.id} cannot be imported: {error}", extra_for(str(error)))
-        ) from error
+        hint = extra_for(str(error)) or _instead(env_id)
+        raise ConfigError(Problem("env.id", f"{config.id} cannot be imported: {error}", hint)) from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error) and "required positional argument" not in str(error):
             raise EnvironmentFault(f"{config.id}: making it {raised(error)}") from error
@@ -236,6 +240,21 @@ def gym_made(config: GymEnvConfig, make: Callable[..., Made], *, tell: bool = Fa
         # dm_control reads MuJoCo's model field by field, and knows only those of certain releases.
         hint = ". Its dm_control does not know this MuJoCo: pip install 'mujoco<4'" if "MjModel" in str(error) else ""
         raise EnvironmentFault(f"{config.id}: making it {raised(error)}{hint}") from error
+
+
+def _instead(env_id: str) -> str:
+    """What an id of another time or package is called now; empty where nothing is known of it."""
+    name, _, version = env_id.rpartition("-v")
+    versions = [
+        spec.version or 0 for spec in gymnasium.registry.values() if spec.name == name and spec.version is not None
+    ]
+    if versions and version.isdecimal() and max(versions) > int(version):
+        return f"Use {name}-v{max(versions)}"
+    if old := re.fullmatch(r"(\w+?)(?:NoFrameskip|Deterministic)", name):
+        return f"Use env=atari env.game={old[1]}"
+    if name.startswith(_ROBOTICS):
+        return f"pip install gymnasium-robotics, and env.id=gymnasium_robotics:{env_id} (or a newer version of it)"
+    return ""
 
 
 def _ids_of(module: str) -> list[str]:

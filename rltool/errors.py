@@ -104,11 +104,12 @@ class NonFiniteError(RltoolError):
     Args:
         message: the first of them.
         batch: the tensors that it was found in, by name, to be kept for inspection.
+        learned: whether anything was learned from them; if not, what was learned before is sound.
     """
 
-    def __init__(self, message: str, batch: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, message: str, batch: Mapping[str, Tensor] | None = None, *, learned: bool = True) -> None:
         super().__init__(message)
-        self.batch = dict(batch or {})
+        self.batch, self.learned = dict(batch or {}), learned
 
 
 class CheckpointError(RltoolError):

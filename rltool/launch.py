@@ -325,6 +325,9 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
     for key, (before, after) in changes.items():
         if _under(key, _SETTLED) and not _under(key, _FREE):
             problems.append(_settled(key, before, after, header))
+    if "total_frames" in changes and 0 <= config.total_frames < header.frames:
+        text = f"expected more than the {header.frames:,} frames that this run has, found {config.total_frames:,}"
+        problems.append(Problem("total_frames", text, "It is the budget of the whole run, what came before included"))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return Resumption(header, config, changes, header.run_directory)

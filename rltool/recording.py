@@ -117,6 +117,7 @@ class Recorder:
         if self.best is not None:
             console.restore_best(self.best.frames, self.best.mean)
         self.in_a_row = 0 if restored is None else restored.solved
+        self._before = 0.0 if restored is None else restored.seconds
         threshold = None if evaluator is None else evaluator.threshold
         self._reached = self.best is not None and threshold is not None and self.best.mean >= threshold
         self.report: EvalReport | None = None
@@ -298,7 +299,13 @@ class Recorder:
             evaluation=self.report.mean if self.report is not None and current else None,
             solved=self.in_a_row,
             random=random_state(),
+            seconds=round(self._seconds, 3),
         )
+
+    @property
+    def _seconds(self) -> float:
+        """Wall time of the run, earlier sessions included."""
+        return self._before + self.clock.elapsed
 
     def summary(self, status: str, error: str | None) -> dict[str, object]:
         """What summary.json holds."""
@@ -320,8 +327,8 @@ class Recorder:
             else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
             "faults": self.faults,
             "health": [finding.rule for finding in self._checkup.open.values()],
-            "seconds": round(self.clock.elapsed, 3),
-            "frames_per_second": round((frames - self._start) / max(self.clock.elapsed, 1e-9), 1),
+            "seconds": round(self._seconds, 3),
+            "frames_per_second": round(frames / max(self._seconds, 1e-9), 1),
             "compiled": self._identity["compiled"],
             "deterministic": self._determinism.summary(cast("int", self.config.seed)),
             "versions": versions(),
@@ -367,13 +374,20 @@ class Recorder:
             rows.append(("faults", f"{self._failed} evaluation{'s' * (self._failed > 1)} failed; see log.txt"))
         if count := self._logger.faults:
             rows.append(("faults", f"metrics could not be written {f'{count:,} times' if count > 1 else 'once'}"))
-        left_out = {"batches": self._collector.left_out, "gradient steps": self._algorithm.left_out}
-        for name, count in left_out.items():
+        steps = self._algorithm.left_out
+        left_out = {
+            "batches": (self._collector.left_out, self._collector.batches),
+            "gradient steps": (steps, steps + self._algorithm.counters.updates),
+        }
+        for name, (count, of) in left_out.items():
             if count:
-                rows.append(("faults", f"{name} that were not finite and are left out: {count:,} (on_nonfinite=skip)"))
+                rows.append(
+                    ("faults", f"{name} that were not finite and are left out: {count:,} of {of:,} (on_nonfinite=skip)")
+                )
         if self._algorithm.counters.updates == 0:
             names = [name for name in ("warmup_frames", "learning_starts") if hasattr(self.config.algo, name)]
-            reason = f": it ended before {', '.join(f'algo.{name}' for name in names)} and one batch were over"
+            first = ", ".join(f"algo.{name}={getattr(self.config.algo, name):,}" for name in names)
+            reason = f": it ended before {first} and one batch were over"
             rows.append(("note", "0 gradient updates were made" + reason))
         rows.append(("directory", shown(self._saver.directory.parent)))
         return rows

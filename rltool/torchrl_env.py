@@ -302,7 +302,7 @@ class TorchRLExperience:
         frames: int,
         skip: Callable[[str], object] | None,
     ) -> None:
-        self._skip, self.left_out = skip, 0
+        self._skip, self.left_out, self.batches = skip, 0, 0
         self._env, self._behaviour, self._generator, self._device = env, behaviour, generator, device
         self.total_frames, self.frames = total_frames, frames
         self.episodes, self.tally = Episodes(), Tally()
@@ -337,6 +337,7 @@ class TorchRLExperience:
         batches = iter(collector)
         try:
             while self.total_frames < 0 or self.frames < self.total_frames:
+                self.batches += 1
                 try:
                     batch = self._batch(self._collected(batches))
                 except NonFiniteError as fault:
@@ -427,6 +428,7 @@ class TorchRLExperience:
                     f"{name} of environment {env} is not finite at frame {self.frames + step * self._env.num_envs}. Nothing "
                     "was learned from this batch; mend the environment",
                     named(batch),
+                    learned=False,
                 )
 
     def shutdown(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -20,6 +21,8 @@ _WRAPPING = tuple(
         ("tensordict", ""),
     )
 )
+# Python's own modules and those that were installed.
+_INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # A frame as faulthandler writes it.
 _DUMPED = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
@@ -59,9 +62,11 @@ def dumped_stack(dump: str) -> str:
 
 
 def place_in(trace: str) -> str:
-    """The last line of a traceback or stack as `` (file.py:12)``; empty where it has none."""
+    """The last line of a traceback or stack as `` (file.py:12)``, of code that is not installed where any of it is there;
+    empty where it has none."""
     found = re.findall(r'^  File "(.*)", line (\d+)', trace, re.MULTILINE)
-    return f" ({Path(found[-1][0]).name}:{found[-1][1]})" if found else ""
+    own = [place for place in found if not place[0].startswith(_INSTALLED)]
+    return next((f" ({Path(file).name}:{line})" for file, line in reversed(own or found)), "")
 
 
 def shortened(trace: str, frames: int = 2) -> str:

@@ -76,8 +76,15 @@ def train(
     seed = config.seed if config.seed is not None else draw_seed()
     seed_world(seed)
 
+    continues = (
+        origin is not None
+        and origin.run_directory is not None
+        and origin.run_directory.resolve() == directory.resolve()
+    )
     with ExitStack() as stack:
         console = stack.enter_context(Console(config))
+        # Of two processes that want to continue a run one is turned away before it has said that it does.
+        home = stack.enter_context(RunDirectory.open(directory)) if continues else None
         sessions = 1 if origin is None else origin.state.sessions + 1
         env = stack.enter_context(closing(cast("GymVectorEnv", config.env.build(seed=seed, session=sessions - 1))))
         asked, config = config, config.model_copy(update={"seed": seed, "env": env.resolved_config})
@@ -123,16 +130,29 @@ def train(
             algorithm.counters.warmup = config.algo.warmup_frames  # the statistics have been started already
         _check_batches(config, algorithm)
 
-        continues = (
-            origin is not None
-            and origin.run_directory is not None
-            and origin.run_directory.resolve() == directory.resolve()
-        )
-        home = stack.enter_context(RunDirectory.open(directory) if continues else RunDirectory.create(directory))
         begun = False
-        # Of a run that does not come to its first batch nothing is left.
-        stack.callback(lambda: None if begun or continues else home.discard())
+        if home is None:
+            home = stack.enter_context(RunDirectory.create(directory))
+            # Of a run that does not come to its first batch nothing is left.
+            stack.callback(lambda: None if begun else home.discard())
         console.attach(home.log_path)
+        saver = Saver(home.checkpoints, config.save.keep)
+        restored = None if origin is None else origin.state
+        if restored is not None and not continues:
+            restored = replace(restored, best=None)  # its best.ckpt lies in the run it came from
+        goes_back = False
+        if origin is not None and continues:
+            newest = checkpoint.read_header(home.path).frames
+            goes_back = newest > frames
+            if goes_back:
+                console.note(f"the run goes back from frame {newest:,} to {frames:,}; what came after is dropped")
+                if not saver.go_back(origin) and origin.state.best is not None:
+                    restored = replace(origin.state, best=None)
+                    console.note(
+                        "the policy that was the best one then is no longer there: the best is looked for anew"
+                    )
+            # Until this process says how it ended, nobody has.
+            home.write_summary({**home.read_summary(), "status": "running"})
         # What is written is what runs, also after a resume with changed values.
         home.write_config((config.model_copy(update={"resume": None}) if continues else config).model_dump(mode="json"))
         if not continues:
@@ -140,9 +160,6 @@ def train(
         elif origin is not None:
             withdraw_point(home.path, meter.since, frames)
             home.add_overrides(f"resumed at frame {frames:,}", overrides)
-            newest = checkpoint.read_header(home.path).frames
-            if newest > frames:
-                console.note(f"the run goes back from frame {newest:,} to {frames:,}; what came after is dropped")
         logger = cast("Logger", config.logging.build(directory=home.path, start_frames=frames, warn=console.warn))
         stack.callback(logger.close)
         checkup = _checkup(config, evaluator, home.path if continues else None, frames)
@@ -161,10 +178,6 @@ def train(
             "versions": versions(),
             "parent": origin.state.parent if origin is not None and continues else config.resume or config.init,
         }
-        restored = None if origin is None else origin.state
-        if restored is not None and not continues:
-            restored = replace(restored, best=None)  # its best.ckpt lies in the run it came from
-        saver = Saver(home.checkpoints, config.save.keep)
         record = Recorder(
             config,
             algorithm,
@@ -204,7 +217,7 @@ def train(
             first = [name for name in ("warmup_frames", "learning_starts") if hasattr(config.algo, name)]
             console.warn(
                 f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made after "
-                f"{' and '.join(f'algo.{name}' for name in first)}"
+                f"{' and '.join(f'algo.{name}={getattr(config.algo, name):,}' for name in first)}"
             )
         if config.total_frames > frames and config.optim.lr_at(frames, budget) == 0:
             console.warn(
@@ -212,6 +225,8 @@ def train(
                 "optim.schedule=constant and optim.lr=…"
             )
         begun = True
+        if goes_back or (origin is not None and continues and origin.state.config != identity["config"]):
+            record.save_last()  # what runs from here on is what is resumed, also where this process is killed at once
         return _recorded(config, algorithm, collector, record, home, console)
 
 
@@ -311,6 +326,12 @@ def _recorded(
     try:
         with interrupts(console.note) as interrupted, Watchdog(config.env.timeout, lost, home.log_path):
             ended = loop(config, algorithm, collector, record, interrupted)
+            if collector.left_out and ended in _ENDS and not algorithm.counters.updates:
+                raise NonFiniteError(
+                    f"{collector.left_out} of {collector.batches} batches were not finite, and nothing was learned: mend the "
+                    "environment, or look at what it is given",
+                    learned=False,
+                )
             if ended in _ENDS:
                 record.log_rest()
                 record.evaluate()
@@ -341,14 +362,19 @@ def _recorded(
 def _write_down(fault: BaseException, record: Recorder, home: RunDirectory, console: Console) -> None:
     """Writes down what ended the run, and the state before it where that is sound. Nothing here may hide the fault itself,
     also where the disk is full."""
-    if isinstance(fault, EnvironmentFault):
+    if isinstance(fault, EnvironmentFault) or (isinstance(fault, NonFiniteError) and not fault.learned):
         try:
             record.save_last()  # as the batch began; what was learned is sound
-            console.note(
-                f"the state before this batch is saved: rltool train resume={shown(home.path)} goes on from there"
-            )
         except Exception as error:
             console.warn(f"the state before this batch could not be saved: {error}")
+    with suppress(Exception):
+        try:
+            at = checkpoint.read_header(home.path).frames
+            console.note(
+                f"{program('rltool')} train resume={shown(home.path)} goes on from frame {at:,}, which is saved"
+            )
+        except CheckpointError:
+            console.note("no checkpoint had been written yet: there is nothing to go on from")
     with suppress(Exception):
         record.log_rest()
     if isinstance(fault, NonFiniteError) and fault.batch:

@@ -134,7 +134,7 @@ class WorkerVectorEnv:
                     how = name if name in _CRASHES else f"{name}: it was killed, or ran out of memory"
                 stack = stack or self._env.dumped(index)
                 ended.append(f"the worker process of environment {index} ({self._name}) ended ({how}){place_in(stack)}")
-        who = ", ".join(ended) or f"a worker process of {self._name} ended"
+        who = " and ".join(ended) or f"a worker process of {self._name} ended"
         return EnvironmentFault(f"{who} without an answer", stack)
 
 

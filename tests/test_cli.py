@@ -810,6 +810,29 @@ def test_checkpoint_refuses_what_is_none(command: Rltool, tmp_path: Path, words:
     assert said in answer.err
 
 
+def test_checkpoint_tells_of_damaged_files(command: Rltool, dqn_run: Path, tmp_path: Path) -> None:
+    """A bit of the replay buffer and one of the newest checkpoint."""
+    directory = shutil.copytree(dqn_run, tmp_path / "run")
+    for name in ("buffer-400.safetensors", "last.ckpt"):
+        path = directory / "checkpoints" / name
+        content = bytearray(path.read_bytes())
+        content[-50] ^= 4
+        path.write_bytes(content)
+    answer = command("checkpoint", str(directory))
+    assert answer.code == 0
+    assert re.search(r"checkpoint +\S*400\.ckpt", answer.out)
+    text = " ".join(answer.out.split())
+    assert "passed over" in text
+    assert "last.ckpt is not a whole checkpoint" in text
+    assert "buffer-400.safetensors is not a whole checkpoint" in text
+    assert "collects frames anew before it learns" in text
+    told = json.loads(command("checkpoint", str(directory), "--json").out)
+    assert len(told["passed_over"]) == 1
+    assert "checksum" in told["damaged_buffer"]
+    assert told["buffer"] is None
+    assert command("checkpoint", str(directory / "checkpoints/buffer-400.safetensors")).code == 2
+
+
 def test_checkpoint_needs_no_torch(dqn_run: Path, tmp_path: Path) -> None:
     script = (
         "import sys\nfrom rltool.cli import main\n"

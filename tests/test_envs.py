@@ -783,3 +783,17 @@ def test_each_of_several_choices_needs_a_valid_option() -> None:
     env = masked_contract("info", actions="multi", give=unlucky(0, np.array([1, 1, 0, 0, 0])))
     with pytest.raises(EnvironmentFault, match=r"after reset\(\) leaves no valid action"):
         env.reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "hint"),
+    [
+        ("InvertedDoublePendulum-v2", "Use InvertedDoublePendulum-v5"),
+        ("LunarLander-v2", "Use LunarLander-v3"),
+        ("PongNoFrameskip-v4", "Use env=atari env.game=Pong"),
+        ("FetchReach-v1", "pip install gymnasium-robotics, and env.id=gymnasium_robotics:FetchReach-v1"),
+    ],
+)
+def test_an_id_of_another_time_is_told_what_it_is_called_now(env_id: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^env\.id: .*{re.escape(hint)}"):
+        make_env(gym_config(env_id), 0)

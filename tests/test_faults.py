@@ -131,7 +131,7 @@ def test_every_breach_names_the_environment_and_the_frame(backend: str, fault: s
 
 @pytest.mark.parametrize(
     ("fault", "how", "place"),
-    [("die", "exit code 9", ""), ("segfault", "SIGSEGV", r" \(\w+\.py:\d+\)")],
+    [("die", "exit code 9", ""), ("segfault", "SIGSEGV", r" \(probes\.py:\d+\)")],
 )
 def test_a_worker_that_dies_is_named_with_its_last_place(fault: str, how: str, place: str) -> None:
     found = failed("async", fault)
@@ -232,7 +232,7 @@ def test_a_failed_run_goes_on_from_the_state_before_the_batch(tmp_path: Path, ba
     assert summary["error"].startswith(f"EnvironmentFault: environment 0 (CartPole-v1, CartPoleEnv): step {AT} raised")
     log = (tmp_path / "log.txt").read_text()
     assert f'File "{probes.__file__}", line {line_of("no such level")}, in step' in log
-    assert f"the state before this batch is saved: rltool train resume={tmp_path} goes on from there" in log
+    assert f"train resume={tmp_path} goes on from frame {SAVED}, which is saved" in log
     saved, sound = tensors(tmp_path), tensors(dqn_sound)
     assert saved["rng.policy.state"].equal(sound["rng.policy.state"]), "the noise of the lost batch is drawn again"
     for name, tensor in saved.items():

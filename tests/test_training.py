@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 import safetensors.torch
@@ -30,6 +31,7 @@ from rltool.algos.sac import SAC
 from rltool.checkpoint import read_header, restore_random_state
 from rltool.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError, WriteError
 from rltool.metrics import due
+from rltool.runs import RunDirectory
 from rltool.stopping import Interruption, interrupts
 
 PROBE = ("env=gym", "env.id=Probe-v0")
@@ -516,7 +518,13 @@ def test_a_number_that_is_not_finite_ends_the_run(
     with pytest.raises(NonFiniteError, match=message) as caught:
         run(tmp_path, "dqn", *PROBE, f"env.kwargs={{{fault}}}", *overrides, "total_frames=400")
     assert summary(tmp_path)["status"] == "failed"
-    assert not list((tmp_path / "checkpoints").iterdir())
+    # What was learned before a batch with a NaN is sound; what a loss has become infinite in is not.
+    saved = (tmp_path / "checkpoints" / "last.ckpt").exists()
+    assert saved == ("NaN" in fault)
+    found = (
+        f"train resume={tmp_path} goes on from frame 120, which is saved" if saved else "no checkpoint had been written"
+    )
+    assert found in log(tmp_path)
     (kept,) = tmp_path.glob("nonfinite-*.safetensors")
     assert caught.value.__notes__ == [f"The batch is kept in {kept}"]
     with safe_open(str(kept), "pt") as file:
@@ -544,7 +552,7 @@ def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, 
     assert (result["status"], result["frames"]) == ("finished", 200)
     assert (result["faults"]["nonfinite_batches"], result["faults"]["nonfinite_gradients"]) == (1, 0)  # type: ignore[index]
     assert len(re.findall(r"reward of environment 0 is n\w+(?: \w+)? at frame 120", log(tmp_path))) == 1
-    assert "batches that were not finite and are left out: 1" in log(tmp_path)
+    assert "batches that were not finite and are left out: 1 of 10" in log(tmp_path)
     buffer = tensors(tmp_path, "buffer-200.safetensors")
     assert len(buffer["data.action"]) == 200 - 20
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
@@ -714,6 +722,105 @@ def test_going_back_to_an_older_checkpoint_is_said(tmp_path: Path) -> None:
     run(tmp_path, "dqn", "total_frames=200", "save.interval=100", "save.keep=2")
     cli.main(["train", f"resume={tmp_path / 'checkpoints/100.ckpt'}", "total_frames=160", "quiet=false"])
     assert "the run goes back from frame 200 to 100; what came after is dropped" in log(tmp_path)
+
+
+def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is killed before it saves anything: no file is of the run's other end, and it goes on with what was
+    asked for."""
+    words = (
+        "total_frames=400",
+        "save.interval=100",
+        "save.keep=9",
+        "eval=default",
+        "eval.interval=100",
+        "eval.max_steps=40",
+    )
+    run(tmp_path, "dqn", *words)
+    # The best policy is of frame 400, so that the way back leaves it behind.
+    shutil.copy(tmp_path / "checkpoints/last.ckpt", tmp_path / "checkpoints/best.ckpt")
+
+    def killed(*_: object) -> None:
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "loop", killed)
+        with pytest.raises(SystemExit):
+            rltool.train(f"resume={tmp_path / 'checkpoints/200.ckpt'}", "optim.lr=1e-5")
+    header = read_header(tmp_path)
+    assert (header.path.name, header.frames) == ("last.ckpt", 200)
+    assert header.config["optim"]["lr"] == 1e-5  # type: ignore[index, call-overload]
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.ckpt"))
+    best = header.state.best
+    assert best is not None
+    assert names == ["100.ckpt", "200.ckpt", "best.ckpt", "last.ckpt"]
+    assert read_header(tmp_path / "checkpoints/best.ckpt").frames == best["frames"] <= 200
+    assert max(point["frames"] for point in points(tmp_path)) <= 200
+    result = rltool.train(f"resume={tmp_path}")
+    assert (result["status"], result["frames"]) == ("finished", 400)
+    assert result["best_evaluation"]["frames"] == read_header(tmp_path / "checkpoints/best.ckpt").frames  # type: ignore[index]
+
+
+def test_a_best_policy_that_is_gone_is_not_claimed(tmp_path: Path) -> None:
+    words = (
+        "total_frames=400",
+        "save.interval=200",
+        "save.keep=9",
+        "eval=default",
+        "eval.interval=100",
+        "eval.max_steps=40",
+    )
+    run(tmp_path, "dqn", *words)
+    states = {frames: read_header(tmp_path / f"checkpoints/{frames}.ckpt").state for frames in (200, 400)}
+    if states[200].best["frames"] == 200:  # type: ignore[index]
+        (tmp_path / "checkpoints/best.ckpt").unlink()
+    shutil.copy(tmp_path / "checkpoints/400.ckpt", tmp_path / "checkpoints/best.ckpt")
+    result = rltool.train(f"resume={tmp_path / 'checkpoints/200.ckpt'}", "eval.interval=null")
+    kept = states[200].best["frames"] == 200  # type: ignore[index]
+    assert (tmp_path / "checkpoints/best.ckpt").exists() == kept
+    assert (result["best_evaluation"] is None) != kept
+    assert ("the best is looked for anew" in log(tmp_path)) != kept
+
+
+def test_a_budget_below_what_a_run_has_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", "total_frames=200")
+    with pytest.raises(
+        ConfigError, match=r"^total_frames: expected more than the 200 frames that this run has, found 100\."
+    ):
+        rltool.train(f"resume={tmp_path}", "total_frames=100")
+
+
+def test_the_time_of_a_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
+    first = run(tmp_path, "dqn", "total_frames=200")
+    second = rltool.train(f"resume={tmp_path}", "total_frames=400")
+    assert second["seconds"] > first["seconds"]  # type: ignore[operator]
+    assert second["frames_per_second"] == pytest.approx(400 / second["seconds"], rel=0.01)  # type: ignore[operator]
+
+
+def test_of_two_that_continue_a_run_the_second_says_nothing_but_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "dqn", "total_frames=200")
+    with RunDirectory.open(tmp_path):
+        capsys.readouterr()
+        assert cli.main(["train", f"resume={tmp_path}", "total_frames=400", "quiet=true"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "another process is writing into" in err
+
+
+class NoNumber(gymnasium.RewardWrapper[Any, Any]):
+    """Every reward is a NaN."""
+
+    def reward(self, reward: Any) -> float:
+        del reward
+        return math.nan
+
+
+def test_a_run_that_learned_nothing_since_no_batch_was_finite_has_failed(tmp_path: Path) -> None:
+    wrapper = f"env.wrappers=[{{name: '{__name__}:NoNumber'}}]"
+    with pytest.raises(NonFiniteError, match=r"^10 of 10 batches were not finite, and nothing was learned"):
+        run(tmp_path, "dqn", *PROBE, wrapper, "on_nonfinite=skip", "total_frames=200")
+    assert summary(tmp_path)["status"] == "failed"
 
 
 def test_a_copied_checkpoint_starts_without_the_best_of_its_origin(

@@ -82,10 +82,13 @@ def checkpoint_rows(contents: CheckpointContents) -> list[tuple[str, str]]:
         rows.append(
             ("replay buffer", f"{contents.buffer.path.name}: {contents.buffer.transitions:,} transitions, {size}")
         )
+    elif contents.damaged is not None:
+        rows.append(("replay buffer", f"{contents.damaged}. A resumed run collects frames anew before it learns"))
     elif contents.keeps_a_buffer:
         missing = f"no buffer-{state.frames}.safetensors beside it: a resumed run collects frames anew before it learns"
         rows.append(("replay buffer", missing))
     rows.append(("compiled", "yes" if state.compiled else "no"))
+    rows += [("passed over", text) for text in header.passed_over]
     if state.parent is not None:
         rows.append(("started from", shown(Path(state.parent))))
     rows.append(("written by", ", ".join(f"{name} {version}" for name, version in state.versions.items())))
