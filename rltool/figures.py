@@ -53,3 +53,12 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
     if not high > low:
         return bars[3] * len(values)
     return "".join(bars[round((value - low) / (high - low) * (len(bars) - 1))] for value in values)
+
+
+def size_in_words(size: float) -> str:
+    """Bytes in units of a thousand."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
