@@ -61,7 +61,7 @@ def as_json(records: Sequence[Record]) -> dict[str, object]:
     return {
         "runs": [{"run": name, **record.to_json()} for name, record in zip(called, records, strict=True)],
         "config": {
-            key: {"values": list(values), "typed": [key in typed for typed in map(typed_keys, records)]}
+            key: {"values": list(values), "typed": [is_typed(record, key) for record in records]}
             for key, values in differences([flat(record.config) for record in records]).items()
         },
         "versions": differences([record.versions for record in records]),
@@ -78,18 +78,21 @@ def differences(trees: Sequence[Mapping[str, object]]) -> dict[str, list[object]
     return {key: row for key, row in values.items() if len({json.dumps(value, default=str) for value in row}) > 1}
 
 
-def typed_keys(record: Record) -> frozenset[str]:
-    """The keys of a run that were typed when it was started or resumed."""
-    resumed = (word.lstrip("+").partition("=")[0] for words in record.resumed for word in words)
-    return frozenset(record.typed) | frozenset(resumed)
+def is_typed(record: Record, key: str) -> bool:
+    """Whether a value was typed when the run was started or resumed: itself, a mapping around it, or the choice that brings it."""
+    words = [*record.overrides, *(word for words in record.resumed for word in words)]
+    for name, _, value in (word.lstrip("+").partition("=") for word in words):
+        if key == name or (key.startswith(f"{name}.") and (value.startswith("{") or key in (f"{name}.kind", "env.id"))):
+            return True
+    return False
 
 
 def spaces(record: Record) -> dict[str, object]:
-    """Observations and actions in words, from the newest checkpoint; nothing where there is none."""
-    header = record.header
-    if header is None:
-        return {}
-    return {"observation": ", ".join(map(str, header.leaves)), "action": str(header.actions)}
+    """Observations and actions in words, from the log, else from the newest checkpoint; nothing where there is neither."""
+    told = record.logged("spaces")
+    if told is None and (header := record.header) is not None:
+        told = f"{', '.join(map(str, header.leaves))} → {header.actions}"
+    return {} if told is None else {"spaces": told}
 
 
 def _blocks(records: Sequence[Record]) -> list[str]:
@@ -98,9 +101,8 @@ def _blocks(records: Sequence[Record]) -> list[str]:
         "\n".join(grid(("run", "path"), [(name, shown(r.path)) for name, r in zip(called, records, strict=True)]))
     ]
     config = differences([flat(record.config) for record in records])
-    typed = [typed_keys(record) for record in records]
     rows = [
-        (key, *(f"{_value(value)}{' *' if key in keys else ''}" for value, keys in zip(values, typed, strict=True)))
+        (key, *(_marked(value, record, key) for value, record in zip(values, records, strict=True)))
         for key, values in config.items()
     ]
     if rows:
@@ -124,6 +126,11 @@ def _blocks(records: Sequence[Record]) -> list[str]:
         blocks.append(f"no configuration can be read of {', '.join(missing)}")
     blocks.append("\n".join(_side_by_side("result", called, _results(records))))
     return blocks
+
+
+def _marked(value: object, record: Record, key: str) -> str:
+    text = "null" if value is None and key in flat(record.config) else _value(value)
+    return f"{text} *" if is_typed(record, key) else text
 
 
 def _results(records: Sequence[Record]) -> list[tuple[str, ...]]:
