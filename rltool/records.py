@@ -224,6 +224,12 @@ class Record:
                 sessions[-1].append(line)
         return sessions
 
+    @property
+    def rerun_of(self) -> str | None:
+        """The directory of the run whose configuration it was started with."""
+        head = "# rerun of "
+        return next((line.removeprefix(head) for line in self._override_lines if line.startswith(head)), None)
+
     def log_lines(self, count: int) -> list[str]:
         """The last lines of log.txt."""
         return _tail(self.path / "log.txt")[-count:]

@@ -23,8 +23,8 @@ _VERSION = re.compile(r"-v\d+$")
 COLUMNS: Mapping[str, Callable[[Record], object]] = {
     "run": lambda record: str(record.path),
     "status": lambda record: record.status,
-    "algo": lambda record: record.algo,
-    "env": lambda record: record.env,
+    "algo": lambda record: _known(record.algo),
+    "env": lambda record: _known(record.env),
     "seed": lambda record: record.seed,
     "frames": lambda record: record.frames,
     "best": lambda record: None if record.best is None else record.best[1],
@@ -157,6 +157,10 @@ def _has(tree: object, key: str) -> bool:
             return False
         tree = tree[part]
     return True
+
+
+def _known(text: str) -> str | None:
+    return None if text == "?" else text
 
 
 def _dotted(tree: Mapping[str, object], prefix: str = "") -> Iterable[str]:

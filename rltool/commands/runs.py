@@ -110,7 +110,7 @@ def main(options: Options) -> int:
         return 0
     if not kept:
         places = ", ".join(map(shown, roots)) or f"{RUNS}, which is not there yet"
-        print(f"none of {counted(len(everything), 'run')} is so" if everything else f"no runs in {places}")
+        print(f"none of {counted(len(everything), 'run')} matches" if everything else f"no runs in {places}")
         return 0
     print("\n".join(_table(kept, called, request)))
     counts = Counter(record.status for record in kept).most_common()

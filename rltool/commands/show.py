@@ -83,6 +83,8 @@ def what_it_was(record: Record) -> list[tuple[str, str]]:
     rows.append(("trains", f"{record.algo} on {record.env}, network {_kind(record, 'network')}, seed {record.seed}"))
     if record.overrides:
         rows.append(("typed", " ".join(record.overrides)))
+    if record.rerun_of is not None:
+        rows.append(("rerun of", shown(Path(record.rerun_of))))
     rows += [("resumed with", " ".join(words) or "nothing else") for words in record.resumed]
     rows += [(label, text) for label in ("tuned", "weights", "spaces", "device") if (text := record.logged(label))]
     if versions := record.versions:
@@ -199,6 +201,7 @@ def as_json(record: Record) -> dict[str, object]:
         "network": _kind(record, "network"),
         "overrides": record.overrides,
         "resumed": record.resumed,
+        "rerun_of": record.rerun_of,
         "tuned": record.logged("tuned"),
         "versions": record.versions,
         "commit": record.commit,
