@@ -6,6 +6,7 @@ A run may be finished, running, killed, of an older rltool, or half copied: what
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -78,7 +79,7 @@ class Record:
         if is_locked(self.path):
             return "running"
         if self._told:
-            return str(self.summary["status"])
+            return printable(str(self.summary["status"]))
         return "unknown" if self._summary[1] or "config.yaml" not in self._names else "killed"
 
     @property
@@ -102,12 +103,12 @@ class Record:
     def env(self) -> str:
         """Full id of the environment; ``?`` where nothing says so."""
         node = self._node("env")
-        return str(self.summary.get("env") or node.get("id") or node.get("entry_point") or "?")
+        return printable(str(self.summary.get("env") or node.get("id") or node.get("entry_point") or "?"))
 
     @property
     def algo(self) -> str:
         """Kind of the algorithm; ``?`` where nothing says so."""
-        return str(self.summary.get("algo") or self._node("algo").get("kind") or "?")
+        return printable(str(self.summary.get("algo") or self._node("algo").get("kind") or "?"))
 
     @property
     def seed(self) -> int | None:
@@ -127,7 +128,7 @@ class Record:
     def total_frames(self) -> int | None:
         """The budget; None where it has no end."""
         total = self.config.get("total_frames")
-        return int(total) if isinstance(total, int | float) and total >= 0 else None
+        return int(total) if isinstance(total, int | float) and 0 <= total < math.inf else None
 
     @cached_property
     def threshold(self) -> float | None:
@@ -162,10 +163,10 @@ class Record:
         down."""
         written = self.summary.get("seconds")
         if isinstance(written, int | float) and self.ended:
-            return float(written)
+            return float(written) if 0 <= written < math.inf else None
         first = next((point for line in self._lines() if (point := _point(line)) is not None), None)
         times = [point["time/wall"] for point in (first, self._newest) if point is not None and "time/wall" in point]
-        return times[1] - times[0] if len(times) == 2 and times[1] > times[0] else None
+        return times[1] - times[0] if len(times) == 2 and 0 < times[1] - times[0] < math.inf else None
 
     @cached_property
     def started(self) -> datetime | None:
@@ -196,7 +197,7 @@ class Record:
     def error(self) -> str | None:
         """What ended it: an error, or the name of a signal."""
         error = self.summary.get("error")
-        return error if isinstance(error, str) and self.ended else None
+        return printable(error) if isinstance(error, str) and self.ended else None
 
     @cached_property
     def header(self) -> Header | None:
@@ -232,14 +233,14 @@ class Record:
 
     def log_lines(self, count: int) -> list[str]:
         """The last lines of log.txt."""
-        return _tail(self.path / "log.txt")[-count:]
+        return [printable(line) for line in _tail(self.path / "log.txt")[-count:]]
 
     def logged(self, label: str) -> str | None:
         """What log.txt says under a label of the block at the start (``tuned``, ``device``, …), of the last session."""
         pattern = re.compile(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  {re.escape(label)} +(.+)")
         with suppress(OSError):
             lines = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-            return next((match[1] for line in reversed(lines) if (match := pattern.fullmatch(line))), None)
+            return next((printable(match[1]) for line in reversed(lines) if (match := pattern.fullmatch(line))), None)
         return None
 
     @property
@@ -320,7 +321,7 @@ class Record:
     def _override_lines(self) -> list[str]:
         with suppress(OSError):
             lines = (self.path / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-            return [line for line in lines if line]
+            return [printable(line) for line in lines if line]
         return []
 
     def _lines(self) -> Iterator[str]:
@@ -448,6 +449,11 @@ def _evaluation(told: object) -> tuple[int, float] | None:
         return None
     frames, mean = told.get("frames"), told.get("mean")
     return (frames, float(mean)) if isinstance(frames, int) and isinstance(mean, int | float) else None
+
+
+def printable(text: str) -> str:
+    """A text without what would move the cursor or change colours: files may come from anywhere."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
 
 
 def _tail(path: Path) -> list[str]:

@@ -280,3 +280,19 @@ def test_the_summary_of_a_real_run_is_read(ppo_run: Path) -> None:
 def test_a_run_that_was_evaluated_before_it_was_resumed_has_a_last_evaluation(tmp_path: Path) -> None:
     summary = {**SUMMARY, "last_evaluation": None}
     assert Record(recorded(tmp_path / "run", summary=summary, points=POINTS)).last == (1000, 200.0)
+
+
+def test_odd_values_are_none(tmp_path: Path) -> None:
+    summary = (
+        '{"status": "fin\\u001b[2J", "seconds": Infinity, "frames": "x", "best_evaluation": {"mean": "y"}, "error": []}'
+    )
+    directory = recorded(tmp_path / "run", config={**CONFIG, "total_frames": float("inf")}, summary=summary)
+    record = Record(directory)
+    assert record.status == "fin�[2J"
+    assert (record.seconds, record.frames, record.best, record.error, record.total_frames) == (
+        None,
+        0,
+        None,
+        None,
+        None,
+    )

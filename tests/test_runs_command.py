@@ -358,12 +358,14 @@ def test_diff_of_versions_commits_and_spaces(command: Rltool, home: Path) -> Non
         summary={**SUMMARY, "git_commit": "def", "versions": {"rltool": "0.1.0", "torch": "2.13.0"}},
         log="2026-01-01 00:00:00  spaces       observation Box(4,) → Discrete(2)\n",
     )
+    log = "2026-01-01 00:00:00  spaces       observation Box(4,) → Discrete(3)\n"
+    (home / "runs/cartpole-ppo" / name(1, "good") / "log.txt").write_text(log)
     answer = command("diff", IDS["good"], "other")
     assert "the configuration is the same" in answer.out
     assert "versions  aaaaaa  other\ntorch     2.14.1  2.13.0" in answer.out
     assert "commit  aaaaaa  other\ncommit  abc     def" in answer.out
     assert "rltool 0" not in answer.out
-    assert "Discrete(2)" in answer.out
+    assert "Discrete(3)  observation Box(4,) → Discrete(2)\n" in answer.out
 
 
 def test_diff_of_many_runs_stands_below_each_other_on_a_narrow_terminal(command: Rltool, home: Path) -> None:  # noqa: F811
@@ -378,9 +380,18 @@ def test_diff_as_json(command: Rltool, home: Path) -> None:  # noqa: F811
     found = json.loads(command("diff", IDS["good"], IDS["poor"], IDS["old"], "--json").out)
     assert [run["run"] for run in found["runs"]] == ["aaaaaa", "bbbbbb", "eeeeee"]
     assert found["config"]["optim.lr"] == {"values": [3e-4, 1e-3, None], "typed": [False, True, False]}
-    assert found["versions"]["torch"] == ["2.14.1", "2.14.1", None]
+    assert found["versions"] == {}  # that one of them wrote none down is no difference
     assert set(found) == {"runs", "config", "versions", "commits", "spaces"}
     assert "algo.kind" not in found["config"]
+
+
+def test_diff_of_what_cannot_be_read_says_so(command: Rltool, home: Path) -> None:  # noqa: F811
+    recorded(home / "runs/half", config=None, summary=None)
+    answer = command("diff", IDS["good"], IDS["poor"], "half")
+    assert "optim.lr       0.0003  0.001 *  -\n" in answer.out
+    assert "env.id" not in answer.out
+    assert "no configuration can be read of half" in answer.out
+    assert "torch" not in answer.out
 
 
 def test_diff_wants_two_runs_and_names_all_that_are_missing(command: Rltool, home: Path) -> None:  # noqa: F811

@@ -65,17 +65,26 @@ def as_json(records: Sequence[Record]) -> dict[str, object]:
             for key, values in differences([flat(record.config) for record in records]).items()
         },
         "versions": differences([record.versions for record in records]),
-        "commits": differences([{"commit": record.commit} for record in records]),
+        "commits": differences(commits(records)),
         "spaces": differences([spaces(record) for record in records]),
     }
 
 
 def differences(trees: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
-    """The keys whose values are not the same in all mappings, with all values; None where there is no such key."""
+    """The keys whose values are not the same in all mappings, with all values; None where there is no such key.
+
+    An empty mapping says nothing of its run, so it differs from none.
+    """
     keys = dict.fromkeys(key for tree in trees for key in tree)
     values = {key: [tree.get(key) for tree in trees] for key in keys}
-    # True is 1 to Python, and not to whoever reads a configuration.
-    return {key: row for key, row in values.items() if len({json.dumps(value, default=str) for value in row}) > 1}
+    # As JSON, where true is not 1.
+    told = {key: {json.dumps(tree.get(key), default=str) for tree in trees if tree} for key in keys}
+    return {key: row for key, row in values.items() if len(told[key]) > 1}
+
+
+def commits(records: Sequence[Record]) -> list[Mapping[str, object]]:
+    """The commit of each run, where it is known."""
+    return [{"commit": record.commit} if record.commit is not None else {} for record in records]
 
 
 def is_typed(record: Record, key: str) -> bool:
@@ -110,7 +119,7 @@ def _blocks(records: Sequence[Record]) -> list[str]:
         blocks.append("\n".join([*_side_by_side("configuration", called, rows), *note]))
     told = {
         "versions": differences([record.versions for record in records]),
-        "commit": differences([{"commit": record.commit} for record in records]),
+        "commit": differences(commits(records)),
         "spaces": differences([spaces(record) for record in records]),
     }
     for heading, differing in told.items():
@@ -119,7 +128,9 @@ def _blocks(records: Sequence[Record]) -> list[str]:
                 "\n".join(_side_by_side(heading, called, [(k, *map(_value, v)) for k, v in differing.items()]))
             )
     if not rows and not any(told.values()):
-        blocks.append("nothing differs: configuration, versions, commit and spaces are the same")
+        blocks.append(
+            "nothing differs: configuration, versions, commit and spaces are the same, as far as they are written down"
+        )
     elif not rows:
         blocks.append("the configuration is the same")
     if missing := [name for name, record in zip(called, records, strict=True) if not record.config]:

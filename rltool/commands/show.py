@@ -188,6 +188,8 @@ def next_commands(record: Record) -> list[str]:
             [f"seed={record.seed + 1}"] if record.seed is not None and record.status in ("finished", "solved") else []
         )
         lines.append([tool, "rerun", place, *seed])
+    if (record.path / "metrics.jsonl").is_file():
+        lines.append([tool, "doctor", place])
     if any(record.path.glob("events.out.tfevents.*")):
         lines.append([program("tensorboard"), "--logdir", place])
     return [shlex.join(line) for line in lines]
