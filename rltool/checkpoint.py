@@ -127,14 +127,7 @@ class Header:
     @property
     def config(self) -> dict[str, JsonValue]:
         """The resolved configuration of the run; keys that a file is too old to have are as they were before them."""
-        config = dict(self.state.config)
-        for dotted, value in _BEFORE.items():
-            group, _, key = dotted.rpartition(".")
-            node = config.get(group) if group else config
-            if isinstance(node, dict) and key not in node:
-                completed = {**node, key: value}
-                config = {**config, group: completed} if group else completed
-        return config
+        return completed(self.state.config)
 
     @property
     def frames(self) -> int:
@@ -150,6 +143,18 @@ class Header:
     def actions(self) -> ActionSpec:
         """The action space in the policy's units."""
         return ActionSpec.from_json(self.state.actions)
+
+
+def completed(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """A saved configuration with the keys that came after it was written, as they were before there was such a key."""
+    config = dict(config)
+    for dotted, value in _BEFORE.items():
+        group, _, key = dotted.rpartition(".")
+        node = config.get(group) if group else config
+        if isinstance(node, dict) and key not in node:
+            whole = {**node, key: value}
+            config = {**config, group: whole} if group else whole
+    return config
 
 
 def read_header(path: Path) -> Header:

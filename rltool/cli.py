@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train an agent",
     "eval": "evaluate a checkpoint",
+    "runs": "the runs there are, chosen and sorted by any column or key",
+    "show": "one run on one screen: what it was, how it went, what to type next",
+    "diff": "what differs between runs, and their results side by side",
+    "rerun": "a new run with the configuration of another one",
     "checkpoint": "what a checkpoint holds, without importing torch",
     "doctor": "what is wrong with a run, and what to change",
     "list": "the environments, algorithms and other options there are",
@@ -39,6 +43,10 @@ COMMANDS = {
 OPTIONS = {
     "train": ("--help", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info", "--hydra-help"),
     "eval": ("--help",),
+    "runs": ("--help", "--json"),
+    "show": ("--help", "--json"),
+    "diff": ("--help", "--json"),
+    "rerun": ("--help", "--config-dir"),
     "checkpoint": ("--help", "--json"),
     "doctor": ("--help", "--json", "--rules"),
     "list": ("--help", "--config-dir"),

@@ -17,6 +17,8 @@ from rltool.errors import ConfigError, Problem
 
 # The primary config whose keys a command takes; the others take words of their own.
 _PRIMARY = {"train": "train", "config": "train", "eval": "eval", "env": "env", "tune-speed": "train"}
+# Those that take a run, by its name or its path.
+_OF_RUNS = ("show", "diff", "rerun", "checkpoint", "doctor")
 _USAGE = "Give install=bash, uninstall=bash (zsh reads the same script through bashcompinit) or install=fish"
 
 
@@ -61,8 +63,17 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
         return
     options = parse(command, rest)
     files = options.files()
-    if command in ("init", "checkpoint", "doctor"):
-        return  # a name that is not there yet; a path, which the shell completes itself
+    if command == "init":
+        return  # a name that is not there yet
+    if command == "runs":
+        from rltool.selection import COLUMNS
+
+        keys = [f"{name}=" for name in (*COLUMNS, "sort", "limit", "columns")]
+        print(" ".join(key for key in keys if key.startswith(current)))
+        return
+    if command in _OF_RUNS:  # paths the shell completes itself
+        print(" ".join(name for name in _run_names() if name.startswith(current)))
+        return
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))
         return
@@ -78,6 +89,12 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
     os.environ["COMP_LINE"] = " ".join(["rltool", *multirun, *choices, *options.overrides, current])
     directory = ["--config-dir", str(options.config_dir)] if options.config_dir is not None else []
     _hydra(name, [*words, *directory])
+
+
+def _run_names() -> list[str]:
+    from rltool.records import RUNS, find_runs, names
+
+    return names(find_runs([RUNS])) if RUNS.is_dir() else []
 
 
 def _hydra(name: str, words: Sequence[str]) -> None:

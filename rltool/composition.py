@@ -28,12 +28,15 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
+from rltool.records import located
 from rltool.wording import did_you_mean, nearest
 
 VERSION_BASE = "1.3"
 
 # Keys whose value is a path: relative to where the user typed it, absolute from here on.
 PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out"})
+# Those whose file or run is there already: a run can be named by the end of its path.
+_FOUND_KEYS = PATH_KEYS - {"out"}
 
 # How many options stand in for a missing or misspelt choice while the other problems are looked for.
 _STAND_INS = 2
@@ -160,6 +163,7 @@ def read_overrides(
     name: str = "train",
     multirun: bool = False,
     choices_allowed: bool = True,
+    several: str = "Add -m to run them one after the other",
 ) -> Line:
     """The overrides of a command line: parsed, made ready for Hydra, and the choices of groups checked.
 
@@ -169,6 +173,7 @@ def read_overrides(
         name: the primary config, whose defaults list says which groups must be chosen.
         multirun: several values for one key are a sweep, not a mistake.
         choices_allowed: False where a saved configuration is the base, whose options are settled.
+        several: what to do about several values.
     """
     typed: list[Typed] = []
     problems: list[Problem] = []
@@ -183,8 +188,7 @@ def read_overrides(
                 Problem(
                     one.key,
                     f"expected one value, found several: {word.partition('=')[2]}",
-                    "Add -m to run them one after the other"
-                    + ("" if one.is_choice else f", or write {one.key}=[…] for a list"),
+                    several + ("" if one.is_choice else f", or write {one.key}=[…] for a list"),
                 )
             )
             if one.is_choice:
@@ -287,9 +291,11 @@ def _read(word: str, files: ConfigFiles, defaults: Mapping[str, str], primary: M
     bare = key.lstrip("+~")
     if not equals and not word.startswith("~"):
         return _not_an_override(word, files)
-    word_for_hydra = f"{bare}={_absolute(value)}" if bare in PATH_KEYS else word
     try:
+        word_for_hydra = f"{bare}={_absolute(value, named=bare in _FOUND_KEYS)}" if bare in PATH_KEYS else word
         override = OverridesParser.create().parse_override(word_for_hydra)
+    except ConfigError as error:
+        return Problem(bare, error.problems[0].text, error.problems[0].hint)
     except HydraException as error:
         return Problem(bare, f"cannot read {value!r}: {_first_line(error)}", f"Quote it: '{key}=\"{value}\"'")
     if (
@@ -327,8 +333,16 @@ def _not_an_override(word: str, files: ConfigFiles) -> Problem:
     return Problem("", f"expected key=value, found {word!r}")
 
 
-def _absolute(value: str) -> str:
-    """A path value, or several with commas between, absolute and quoted; null stays null."""
+def _absolute(value: str, *, named: bool) -> str:
+    """A path value, or several with commas between, absolute and quoted; null stays null.
+
+    Args:
+        value: what was typed.
+        named: a run can be given by name, see :func:`rltool.records.located`.
+
+    Raises:
+        ConfigError: several runs are called so.
+    """
     if value in ("null", "None", "???", ""):
         return value
     try:
@@ -340,10 +354,11 @@ def _absolute(value: str) -> str:
             paths = [path.strip().strip("'\"") for path in override.sweep_string_iterator()]
         else:
             path = override.value()
-            if not isinstance(path, str):
+            if isinstance(path, bool) or not isinstance(path, str | int | float):
                 return value
-            paths = [path]
-    return ",".join(quoted(os.path.abspath(os.path.expanduser(path))) for path in paths)
+            paths = [path if isinstance(path, str) else value]  # the name of a run may look like a number
+    places = [located(path) if named else os.path.expanduser(path) for path in paths]
+    return ",".join(quoted(os.path.abspath(place)) for place in places)
 
 
 def _choice_problem(group: str, option: str, files: ConfigFiles) -> Problem | None:

@@ -216,6 +216,18 @@ def read_yaml(path: Path) -> dict[str, object]:
     return tree
 
 
+def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Dotted keys and their values; lists and empty mappings are values."""
+    leaves: dict[str, object] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves
+
+
 def _entries(tree: Mapping[str, object]) -> list[object]:
     entries = tree.get("defaults")
     return entries if isinstance(entries, list) else []

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -25,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rltool.figures import counted, duration, number, sparkline
 from rltool.schema import RunConfig
 
 _LINE_SECONDS = 2.0
@@ -56,9 +56,6 @@ _CELL = 30
 _NUMBER = 9
 _WIDE = 100
 _TITLE = 60
-
-_BARS = "▁▂▃▄▅▆▇█"
-_ASCII_BARS = "_.-=+*%#"
 
 
 @dataclass(frozen=True)
@@ -243,13 +240,13 @@ class Console:
             self._evaluations.append(mean)
         self._look(self._clock())
         text = (
-            f"evaluation at {frames:,} frames: mean return {_number(mean)} "
-            f"(95 % interval {_number(low)} to {_number(high)}, {_count(episodes, 'episode')})"
+            f"evaluation at {frames:,} frames: mean return {number(mean)} "
+            f"(95 % interval {number(low)} to {number(high)}, {counted(episodes, 'episode')})"
         )
         if best:
             text += ", best so far"
         elif self._best_evaluation is not None:
-            text += f", best {_number(self._best_evaluation.mean)}"
+            text += f", best {number(self._best_evaluation.mean)}"
         self._line(text, shown=not self._quiet and not self.live)
 
     def faults(self, lines: Sequence[str]) -> None:
@@ -332,10 +329,10 @@ class Console:
             parts.append(_rate(view.rate))
         left = self._left(view)
         if left is not None:
-            parts.append(f"{_duration(left)} left")
+            parts.append(f"{duration(left)} left")
         if view.returns:
-            parts.append(f"return {_number(view.returns[-1])}")
-        parts += [f"{label} {_number(value)}" for label, value in view.scalars[:_LINE_METRICS]]
+            parts.append(f"return {number(view.returns[-1])}")
+        parts += [f"{label} {number(value)}" for label, value in view.scalars[:_LINE_METRICS]]
         return "  ".join(parts)
 
     def _frames_text(self, frames: int) -> str:
@@ -363,11 +360,11 @@ class Console:
         return Panel(Group(*content), title=title, title_align="left", border_style="none")
 
     def _progress_rows(self, view: _View, inner: int) -> list[RenderableType]:
-        elapsed = f"{_duration(self._clock() - self._started)} elapsed"
+        elapsed = f"{duration(self._clock() - self._started)} elapsed"
         rate = "- frames/s" if view.rate is None else _rate(view.rate)
         figures = [rate, elapsed]
         if self._total < 0:
-            goal = "until stopped" if self._threshold is None else f"until return {_number(self._threshold)}"
+            goal = "until stopped" if self._threshold is None else f"until return {number(self._threshold)}"
             head: RenderableType = Text(f"{view.frames:,} frames, {goal}", style="bold", no_wrap=True)
         else:
             label = Text(self._frames_text(view.frames), style="bold")
@@ -384,7 +381,7 @@ class Console:
             head = row
             left = self._left(view)
             if left is not None:
-                figures.append(f"about {_duration(left)} left")
+                figures.append(f"about {duration(left)} left")
         return [head, Text("   ".join(figures), no_wrap=True)]
 
     def _curves(self, view: _View, inner: int) -> Table:
@@ -400,9 +397,9 @@ class Console:
         if view.returns:
             table.add_row(
                 "return",
-                Text(_number(view.returns[-1]), style="bold"),
-                Text(self._sparkline(view.returns, width), style="magenta"),
-                f"best {_number(view.best_return)}",
+                Text(number(view.returns[-1]), style="bold"),
+                Text(sparkline(view.returns, width, ascii_only=self._ascii), style="magenta"),
+                f"best {number(view.best_return)}",
             )
         else:
             table.add_row("return", "-", "no episode has ended yet")
@@ -410,13 +407,13 @@ class Console:
         if latest is not None:
             table.add_row(
                 "eval",
-                Text(_number(latest.mean), style="bold green" if latest == best else "bold"),
-                Text(self._sparkline(view.evaluations, width) if view.evaluations else "", style="green"),
-                Text("" if best is None else f"best {_number(best.mean)} at {best.frames:,}", style="green"),
-                f"{_number(latest.low)} to {_number(latest.high)}" if wide else "",
+                Text(number(latest.mean), style="bold green" if latest == best else "bold"),
+                Text(sparkline(view.evaluations, width, ascii_only=self._ascii), style="green"),
+                Text("" if best is None else f"best {number(best.mean)} at {best.frames:,}", style="green"),
+                f"{number(latest.low)} to {number(latest.high)}" if wide else "",
             )
             if not wide:
-                table.add_row("", "", f"{_number(latest.low)} to {_number(latest.high)} (95 %)")
+                table.add_row("", "", f"{number(latest.low)} to {number(latest.high)} (95 %)")
         elif self._evaluates:
             table.add_row("eval", "-", "none yet")
         return table
@@ -430,7 +427,7 @@ class Console:
         for _ in range(columns):
             table.add_column(no_wrap=True, width=inner // columns - 4 - _NUMBER)
             table.add_column(no_wrap=True, width=_NUMBER)
-        cells = [text for label, value in shown for text in (label, _number(value))]
+        cells = [text for label, value in shown for text in (label, number(value))]
         for start in range(0, len(cells), 2 * columns):
             table.add_row(*cells[start : start + 2 * columns])
         return table
@@ -449,23 +446,12 @@ class Console:
             rows.append(Text(f"        and {more} more, see rltool doctor", no_wrap=True))
         return rows
 
-    def _sparkline(self, values: Sequence[float], width: int) -> str:
-        """The values as a row of bars from their smallest to their largest, means of neighbours where there are too many."""
-        if len(values) > width:
-            edges = [round(index * len(values) / width) for index in range(width + 1)]
-            values = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-        bars = _ASCII_BARS if self._ascii else _BARS
-        low, high = min(values), max(values)
-        if not high > low:
-            return bars[3] * len(values)
-        return "".join(bars[round((value - low) / (high - low) * (len(bars) - 1))] for value in values)
-
     def _block(self, rows: Sequence[tuple[str, str]], shown: bool) -> None:
         width = max((cell_len(label) for label, _ in rows), default=0)
         lines: list[Text] = []
         for label, value in rows:
-            for number, part in enumerate(value.splitlines() or [""]):
-                head = label if number == 0 else ""
+            for index, part in enumerate(value.splitlines() or [""]):
+                head = label if index == 0 else ""
                 padding = " " * (width - cell_len(head) + 2)
                 lines.append(Text.assemble((head, "bold"), padding, part))
         self._emit([*lines, Text("")] if lines else [], shown)
@@ -575,37 +561,8 @@ def _label(name: str) -> str:
     return f"{group} {rest}".replace("_", " ") if group == "episode" else rest.replace("_", " ")
 
 
-def _number(value: float | None) -> str:
-    """A number in nine characters at most, up to ten million: 9,351.2  312.4  1.23  0.0123  3e-4."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return str(value)
-    size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    if value == round(value) or size >= 1e5:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:,.1f}"
-    return f"{value:.2f}" if size >= 1 else f"{value:.4f}".rstrip("0")
-
-
 def _rate(rate: float) -> str:
-    return f"{_number(round(rate, 1 if rate < 10 else 0))} frames/s"
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds; days where there are any."""
-    minutes, second = divmod(max(int(seconds), 0), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{f'{days}d ' if days else ''}{hour}:{minute:02}:{second:02}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number(round(rate, 1 if rate < 10 else 0))} frames/s"
 
 
 def _shortened(text: str, width: int) -> str:

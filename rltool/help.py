@@ -35,6 +35,26 @@ _EXAMPLES = {
         ("rltool eval checkpoint=best.ckpt video=true episodes=3", "a video of each"),
         ("rltool eval checkpoint=best.ckpt env.kwargs.sutton_barto_reward=true", "a changed environment"),
     ),
+    "runs": (
+        ("rltool runs", "those below runs/, the newest first"),
+        ("rltool runs algo=ppo env=cartpole status=finished sort=-best limit=5", ""),
+        ("rltool runs runs/sweeps best=475.. columns=optim.lr", "a mean return of 475 or more"),
+        ("rltool runs status=failed,killed --json", "for programs"),
+    ),
+    "show": (
+        ("rltool show a1b2c3", "by its name, as rltool runs prints it"),
+        ("rltool show runs/cartpole-ppo/…/checkpoints/best.ckpt", "the run of a file"),
+        ("rltool show runs/cartpole-ppo/… --json", "for programs"),
+    ),
+    "diff": (
+        ("rltool diff a1b2c3 d4e5f6", ""),
+        ("rltool diff runs/sweeps/…/*/", "all jobs of a sweep"),
+    ),
+    "rerun": (
+        ("rltool rerun a1b2c3", "the same again"),
+        ("rltool rerun a1b2c3 seed=1 optim.lr=1e-3", "with changes; they are shown"),
+        ("rltool rerun a1b2c3 hydra.run.dir=runs/again", "in a directory of your choice"),
+    ),
     "checkpoint": (
         ("rltool checkpoint runs/cartpole-dqn/…", "the newest of a run"),
         ("rltool checkpoint best.ckpt --json", "for programs"),
@@ -65,6 +85,10 @@ _EXAMPLES = {
 _USAGE = {
     "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "eval": "rltool eval checkpoint=PATH [KEY=VALUE …]",
+    "runs": "rltool runs [DIR …] [KEY=VALUE …] [options]",
+    "show": "rltool show RUN [options]",
+    "diff": "rltool diff RUN RUN [RUN …] [options]",
+    "rerun": "rltool rerun RUN [KEY=VALUE …] [options]",
     "checkpoint": "rltool checkpoint PATH [options]",
     "doctor": "rltool doctor [RUN …] [options]",
     "list": "rltool list [GROUP] [options]",
@@ -78,6 +102,17 @@ _ABOUT = {
     "top. A run gets a directory under runs/ with its checkpoints, metrics and TensorBoard events.",
     "eval": "Evaluates the policy in a checkpoint. The environment and the network come from the checkpoint itself, which can "
     "lie anywhere.",
+    "runs": "Lists the runs in and below the directories DIR, runs/ unless given: those of sweeps too, finished, running, "
+    "killed or damaged. KEY is a column or any key of the configuration. The name in the first column stands for the run in "
+    "all other commands.",
+    "show": "Prints what a run was, how it went, its evaluations and last numbers, its files, what went wrong, and what to "
+    "type next. RUN is a run directory, a checkpoint or another file in one, or the end of its path, such as the six characters "
+    "that rltool runs prints.",
+    "diff": "Prints the keys of the configuration, the versions, the commit and the spaces that differ between runs, and "
+    "their results side by side. RUN is named as in rltool show.",
+    "rerun": "Starts a new run with the configuration that a run wrote down, not that of today's conf/, and KEY=VALUE laid over "
+    "it. The same seed and nothing changed gives the same numbers where the run repeats (rltool show says so). RUN is named as "
+    "in rltool show; it needs no checkpoint.",
     "checkpoint": "Prints what a checkpoint holds: the run, how far it is, its evaluations, its tensors, whether open episodes and a "
     "replay buffer go with it, and what to type next. PATH is a .ckpt file, a run directory (its newest whole checkpoint), or "
     "a stored replay buffer. torch is not imported.",
@@ -107,6 +142,18 @@ _OPTIONS = {
     "--seconds": ("--seconds SECONDS", "how long each setting is tried; 2 unless given"),
     "--help": ("-h, --help", "this page; with algo=dqn, optim=sgd, … the keys of that choice"),
 }
+_RUN_WORDS = (
+    ("algo=ppo,dqn", "one of them; upper and lower case are alike"),
+    ("env=cart*", "text with * and ?; an environment by its option or by its id"),
+    ("seed=0..4", "a range; best=475.. and best=..475 have one end"),
+    ("optim.lr=3e-4", "any key of the configuration; of a group its kind: optim=adam"),
+    ("status!=finished", "not so"),
+    ("'best>=475'", "<, <=, > and >= in quotes, which your shell needs"),
+    ("'time>10m'", "a time in s, m, h or d"),
+    ("sort=-best", "by a column or key; with - the largest first"),
+    ("limit=10", "so many at most"),
+    ("columns=optim.lr", "columns beside the usual ones, with commas between"),
+)
 _SYNTAX = (
     ("optim.lr=1e-3", "a number; 1e6 is fine where a whole number is wanted"),
     ("network.hidden=[128,128]", "a list; quote it where your shell minds brackets"),
@@ -171,6 +218,11 @@ def page(command: str, options: Options) -> str:
         lines += _group_keys(files, "env", choices.get("env"), "???")
     elif command == "list":
         lines += ["", *_groups(files, dict.fromkeys(files.groups(), ""))]
+    elif command == "runs":
+        from rltool.selection import COLUMNS
+
+        lines += ["", _heading("columns"), *_wrapped(", ".join(COLUMNS), "  ")]
+        lines += ["", _heading("words"), *_columns(_RUN_WORDS, 18)]
     if command in ("train", "config"):
         lines += ["", _heading("values"), *_columns(_SYNTAX, 26)]
     lines += ["", _heading("options"), *_columns([_OPTIONS[name] for name in OPTIONS[command] if name in _OPTIONS], 18)]

@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from omegaconf import OmegaConf
 
 from rltool import trust
 from rltool.composition import Composition, Line, compose
 from rltool.config import SchemaT, Tree, laid_over, load, load_as
-from rltool.configfiles import ConfigFiles
+from rltool.configfiles import ConfigFiles, flat
 from rltool.errors import ConfigError, Problem
-from rltool.runs import RunDirectory, status_of
+from rltool.runs import RunDirectory, git_commit, status_of, versions
 from rltool.schema import RunConfig
 from rltool.wording import found
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from rltool.checkpoint import Header
+    from rltool.records import Record
+
+Changes = dict[str, tuple[object, object]]
+"""Dotted key -> value before, value now."""
 
 # What a resumed run cannot change: the policy, its optimiser and the recorded experience would no longer fit.
 _SETTLED = (
@@ -243,7 +251,7 @@ class Resumption:
 
     header: Header
     config: RunConfig
-    changes: Mapping[str, tuple[object, object]]
+    changes: Changes
     directory: Path | None
 
     @property
@@ -256,8 +264,7 @@ class Resumption:
 
     def new_directory(self) -> Path:
         """A fresh directory for a checkpoint that lies in no run directory."""
-        env = str(getattr(self.config.env, "id", self.config.env.kind))
-        return Path(os.path.abspath(RunDirectory.new_path(Path("runs"), env.rpartition(":")[2], self.config.algo.kind)))
+        return Path(os.path.abspath(_new_directory(self.config)))
 
 
 def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
@@ -276,27 +283,12 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
     header = read_header(Path(str(resume.override.value())))
     for text in header.passed_over:
         print(f"warning: passed over: {text}", file=sys.stderr)
-    problems = list(line.problems)
-    changed: Tree = {}
-    for typed in line.typed:
-        if typed.key == "resume" or typed.key == "hydra.run.dir":
-            continue
-        if files.is_group(typed.key) and not isinstance(typed.override.value(), dict):
-            problems.append(
-                Problem(
-                    typed.key,
-                    f"a resumed run keeps the {typed.key} it was started with, found {typed.word}",
-                    f"Change single keys ({typed.key}.KEY=VALUE), or start a new run with init={header.path}",
-                )
-            )
-        elif typed.key.endswith(".kind"):  # other keys belong to another kind: only this one is wrong
-            kind = flat(header.config).get(typed.key)
-            if typed.override.value() != kind:
-                problems.append(_settled(typed.key, kind, typed.override.value(), header))
-        elif typed.override.is_hydra_override() or typed.override.is_delete() or "/" in typed.key:
-            problems.append(Problem(typed.key, f"cannot be given together with resume, found {typed.word}"))
-        else:
-            changed = laid_over(changed, _nested(typed.key.split("."), typed.override.value()))
+    keeps = _Keeps(
+        "a resumed run keeps the {} it was started with",
+        lambda _: f"start a new run with init={header.path}",
+        partial(_settled, path=header.path),
+    )
+    changed, problems = _values(line, files, header.config, keeps, own=("resume", "hydra.run.dir"))
     if line.get("hydra.run.dir") is not None and header.run_directory is not None:
         problems.append(
             Problem(
@@ -310,21 +302,10 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
     tree["resume"] = os.path.abspath(header.path)
     if line.get("init") is None:
         tree["init"] = None  # what the run began from is in the checkpoint by now
-    try:
-        config = load(tree, defaults=header.config)
-    except ConfigError as error:
-        raise ConfigError(dict.fromkeys([*problems, *error.problems])) from error
-    old, new = flat(header.config), flat(config.model_dump(mode="json"))
-    changes = {
-        key: (old.get(key), new.get(key))
-        for key in [*old, *(key for key in new if key not in old)]
-        if old.get(key) != new.get(key)
-    }
+    config, changes = _laid(tree, header.config, problems)
     for name in ("resume", "init"):
         changes.pop(name, None)
-    for key, (before, after) in changes.items():
-        if _under(key, _SETTLED) and not _under(key, _FREE):
-            problems.append(_settled(key, before, after, header))
+    problems += [_settled(key, *values, path=header.path) for key, values in changes.items() if _is_settled(key)]
     if "total_frames" in changes and 0 <= config.total_frames < header.frames:
         text = f"expected more than the {header.frames:,} frames that this run has, found {config.total_frames:,}"
         problems.append(Problem("total_frames", text, "It is the budget of the whole run, what came before included"))
@@ -333,31 +314,192 @@ def read_resumption(line: Line, files: ConfigFiles) -> Resumption:
     return Resumption(header, config, changes, header.run_directory)
 
 
+@dataclass(frozen=True)
+class Rerun:
+    """A new run with the configuration of another one.
+
+    Attributes:
+        record: the other one.
+        config: its configuration with the overrides laid over it.
+        changes: dotted key -> (old, new).
+        overrides: what was typed for it, as changed by what is typed now; a comment says where they are from.
+        directory: where it goes.
+    """
+
+    record: Record
+    config: RunConfig
+    changes: Changes
+    overrides: tuple[str, ...]
+    directory: Path
+
+    @property
+    def tuned(self) -> str | None:
+        """The name of the tuned file that the configuration holds, where the run's log says so."""
+        name = self.record.logged("tuned")
+        return None if name == "none" else name
+
+    def warnings(self) -> list[str]:
+        """Why its numbers may be others than those of the run, one text each."""
+        record, here = self.record, versions()
+        texts = [
+            f"the run was made with {name} {before}, and this is {name} {here[name]}: numbers may differ"
+            for name, before in record.versions.items()
+            if name in here and here[name] != before
+        ]
+        commit = git_commit(Path.cwd()) if record.commit is not None else None
+        if commit is not None and commit != record.commit:
+            texts.append(f"the run was made at commit {record.commit}, and this is {commit}")
+        if any(record.resumed):
+            typed = "; ".join(" ".join(words) for words in record.resumed if words)
+            texts.append(f"the run was resumed with {typed}: what it ended with holds here from the first frame on")
+        return texts
+
+
+def read_rerun(record: Record, line: Line, files: ConfigFiles) -> Rerun:
+    """What a rerun of a run with overrides beside it asks for.
+
+    The base is the configuration in the run's directory, never conf/; it needs no checkpoint.
+
+    Raises:
+        ConfigError: everything that is wrong; code that a stranger's run names before all.
+    """
+    from rltool.checkpoint import completed
+
+    path = record.path / "config.yaml"
+    if not record.config:
+        reason = "; ".join(record.problems) or "config.yaml is empty"
+        raise ConfigError(Problem("", f"{record.path} has no configuration to run anew: {reason}"))
+    base = completed(cast("dict[str, JsonValue]", record.config))
+    keeps = _Keeps("a rerun keeps the {} of its run", partial(_anew, record), partial(_other, path=path))
+    changed, problems = _values(line, files, base, keeps, own=("hydra.run.dir",))
+    if line.get("resume") is not None:
+        problems.append(Problem("resume", "a rerun begins at frame 0", "Leave it out, or use rltool train resume=…"))
+    tree = trust.allowed(path, base, changed, signed=lambda: trust.is_own(record.header, record.config))
+    config, changes = _laid(tree, base, problems)
+    if config.resume is not None:  # it began in the middle of another run
+        source = Path(config.resume)
+        problems += [_settled(key, *values, path=source) for key, values in changes.items() if _is_settled(key)]
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    words = [one.word for one in line.typed if one.key != "hydra.run.dir"]
+    keys = {one.key for one in line.typed}
+    kept = [word for word in record.overrides if word.lstrip("+~").partition("=")[0] not in keys]
+    note = f"# rerun of {os.path.abspath(record.path)}"
+    typed = line.get("hydra.run.dir")
+    directory = Path(str(typed.override.value())) if typed is not None else _new_directory(config, record.path)
+    return Rerun(record, config, changes, (*kept, *words, note), Path(os.path.abspath(directory)))
+
+
+def _anew(record: Record, word: str) -> str:
+    """The command that started a run, with another choice."""
+    key = word.partition("=")[0]
+    words = [word if one.partition("=")[0] == key else one for one in record.overrides]
+    return f"start a new run: rltool train {shlex.join(words if word in words else [*words, word])}"
+
+
+def _new_directory(config: RunConfig, beside: Path | None = None) -> Path:
+    """A fresh directory below runs/, or beside a run's where that is one of the runs of its environment and algorithm."""
+    parent = Path(os.path.abspath(beside)).parent if beside is not None else None
+    env, algo = str(getattr(config.env, "id", config.env.kind)), config.algo.kind
+    fresh = RunDirectory.new_path(Path("runs"), env.rpartition(":")[2], algo)
+    return parent / fresh.name if parent is not None and parent.name.endswith(f"-{algo}") else fresh
+
+
+@dataclass(frozen=True)
+class _Keeps:
+    """What is said where a saved configuration does not take another choice.
+
+    Attributes:
+        text: of a group, whose name takes the place of ``{}``.
+        instead: what to do, from the word that was typed.
+        kind: the problem of a ``….kind``: from its key, the value in the configuration and the value that was typed.
+    """
+
+    text: str
+    instead: Callable[[str], str]
+    kind: Callable[[str, object, object], Problem]
+
+
+def _values(
+    line: Line, files: ConfigFiles, base: Mapping[str, object], keeps: _Keeps, own: Sequence[str]
+) -> tuple[Tree, list[Problem]]:
+    """The values that were typed, as a tree to lay over a saved configuration, and what is wrong with them.
+
+    Args:
+        line: what was typed.
+        files: where config files lie.
+        base: the saved configuration.
+        keeps: what is said of choices.
+        own: keys that are the business of the command.
+    """
+    problems = list(line.problems)
+    changed: Tree = {}
+    for typed in line.typed:
+        if typed.key in own:
+            continue
+        if files.is_group(typed.key) and not isinstance(typed.override.value(), dict):
+            text = f"{keeps.text.format(typed.key)}, found {typed.word}"
+            problems.append(
+                Problem(typed.key, text, f"Change single keys ({typed.key}.KEY=VALUE), or {keeps.instead(typed.word)}")
+            )
+        elif typed.key.endswith(".kind"):  # other keys belong to another kind: only this one is wrong
+            kind = flat(base).get(typed.key)
+            if typed.override.value() != kind:
+                problems.append(keeps.kind(typed.key, kind, typed.override.value()))
+        elif typed.override.is_hydra_override() or typed.override.is_delete() or "/" in typed.key:
+            problems.append(
+                Problem(typed.key, f"cannot be given together with a saved configuration, found {typed.word}")
+            )
+        else:
+            changed = laid_over(changed, _nested(typed.key.split("."), typed.override.value()))
+    return changed, problems
+
+
+def _laid(tree: Tree, base: Mapping[str, object], problems: Sequence[Problem]) -> tuple[RunConfig, Changes]:
+    """The checked configuration of a tree, and what is different from the saved one.
+
+    Raises:
+        ConfigError: the problems of the tree and those that were found before.
+    """
+    try:
+        config = load(tree, defaults=base)
+    except ConfigError as error:
+        raise ConfigError(dict.fromkeys([*problems, *error.problems])) from error
+    old, new = flat(base), flat(config.model_dump(mode="json"))
+    keys = [*old, *(key for key in new if key not in old)]
+    return config, {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def told(changes: Changes) -> list[str]:
+    """A line for each change."""
+    return [f"  {key}: {found(old)} → {found(new)}" for key, (old, new) in changes.items()]
+
+
 def _nested(keys: Sequence[str], value: object) -> Tree:
     """A tree that holds one value."""
     head, *rest = keys
     return {head: _nested(rest, value) if rest else value}
 
 
-def _settled(key: str, before: object, after: object, header: Header) -> Problem:
+def _settled(key: str, before: object, after: object, *, path: Path) -> Problem:
     return Problem(
         key,
         f"cannot change on resume: {found(before)} in the checkpoint, found {found(after)}",
-        f"Start a new run with init={header.path} instead",
+        f"Start a new run with init={path} instead",
     )
+
+
+def _other(key: str, before: object, after: object, *, path: Path) -> Problem:
+    return Problem(
+        key,
+        f"cannot change on a rerun: {found(before)} in {path}, found {found(after)}",
+        "Start a new run with rltool train instead",
+    )
+
+
+def _is_settled(key: str) -> bool:
+    return _under(key, _SETTLED) and not _under(key, _FREE)
 
 
 def _under(key: str, heads: Sequence[str]) -> bool:
     return any(key == head or key.startswith(f"{head}.") for head in heads)
-
-
-def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Dotted keys and their values; lists and empty mappings are values."""
-    leaves: dict[str, object] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves

@@ -6,24 +6,40 @@ A run may be finished, running, killed, of an older rltool, or half copied: what
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rltool.configfiles import read_yaml
-from rltool.errors import ConfigError, Problem, RltoolError
+from rltool.errors import CheckpointError, ConfigError, Problem, RltoolError
 from rltool.runs import is_locked, read_summary, shown
+
+if TYPE_CHECKING:
+    from rltool.checkpoint import Header
 
 Point = dict[str, float]
 """A line of metrics.jsonl: numbers by name; those that were not finite are left out."""
 
-# What a directory that a run made holds, and a sweep's does not.
-_MARKS = ("config.yaml", "checkpoints")
+RUNS = Path("runs")
+"""Where runs go unless hydra.run.dir says otherwise, and where they are looked for by name."""
+
+# What a run leaves in its directory; any two of them tell it from other directories, also where half of it was copied.
+_MARKS = frozenset({"config.yaml", "overrides.txt", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"})
+_FEWEST = 2
+# How far above a file of a run its directory may be.
+_LEVELS = 3
+# The name that a run's directory gets by itself.
+_NAME = re.compile(r"\d{4}(?:-\d\d){5}-([0-9a-f]{6})")
+# More than a line of metrics.jsonl takes, and more than the last lines of a log.
+_TAIL = 2**16
 
 
 @dataclass(frozen=True)
@@ -36,68 +52,63 @@ class Record:
 
     path: Path
 
-    @cached_property
+    @property
     def summary(self) -> dict[str, object]:
         """summary.json; empty where there is none, or none that can be read."""
-        with suppress(RltoolError):
-            return read_summary(self.path)
-        return {}
+        return self._summary[0]
 
-    @cached_property
+    @property
     def config(self) -> dict[str, object]:
         """The resolved configuration; empty where it cannot be read."""
-        with suppress(ConfigError):
-            return cast("dict[str, object]", _unescaped(read_yaml(self.path / "config.yaml")))
-        return {}
+        return self._config[0]
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What cannot be read of it, one text each; a run that is whole has none."""
+        if isinstance(self._names, OSError):
+            return [f"cannot be looked into: {self._names.strerror}"]
+        missing = [f"{name} is missing" for name in ("config.yaml", "checkpoints") if name not in self._names]
+        return [*missing, *(text for text in (self._config[1], self._summary[1]) if text)]
 
     @cached_property
     def status(self) -> str:
-        """``finished``, ``solved``, ``interrupted``, ``failed``, ``running``, or ``killed``: no process has it, and none said
-        how it ended."""
+        """``finished``, ``solved``, ``interrupted``, ``failed``, ``running``, ``killed`` (no process has it, and none said
+        how it ended), ``unknown`` (the files that would say so are missing or damaged), or ``unreadable``."""
+        if isinstance(self._names, OSError):
+            return "unreadable"
         if is_locked(self.path):
             return "running"
-        # A summary that is older than the last point was written before the run was resumed.
-        status = self.summary.get("status")
-        return status if isinstance(status, str) and not self._went_on else "killed"
+        if self._told:
+            return printable(str(self.summary["status"]))
+        return "unknown" if self._summary[1] or "config.yaml" not in self._names else "killed"
 
     @property
-    def _went_on(self) -> bool:
-        """Whether points were written after the summary."""
-        times = []
-        for name in ("summary.json", "metrics.jsonl"):
-            with suppress(OSError):
-                times.append((self.path / name).stat().st_mtime)
-        return len(times) == 2 and times[1] > times[0] + 1
+    def ended(self) -> bool:
+        """Whether its process wrote down how it ended."""
+        return self.status not in ("running", "killed", "unknown", "unreadable")
 
     @cached_property
     def points(self) -> list[Point]:
         """Every point of metrics.jsonl in the order of frames; lines that are not whole are left out."""
-        try:
-            text = (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
-        points = []
-        for line in text.splitlines():
-            with suppress(ValueError):
-                point = json.loads(line)
-                if isinstance(point, dict) and isinstance(point.get("frames"), int):
-                    points.append({key: value for key, value in point.items() if isinstance(value, int | float)})
+        points = [point for line in self._lines() if (point := _point(line)) is not None]
         return sorted(points, key=lambda point: point["frames"])
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """Frames and values of a metric; empty where it was never measured."""
-        return [(int(point["frames"]), point[name]) for point in self.points if name in point]
+        # Most lines of a long run hold no evaluation: they are not taken apart for one.
+        points = self.points if "points" in vars(self) else self._points_with(name)
+        return [(int(point["frames"]), point[name]) for point in points if name in point]
 
     @property
     def env(self) -> str:
-        """Full id of the environment."""
+        """Full id of the environment; ``?`` where nothing says so."""
         node = self._node("env")
-        return str(self.summary.get("env") or node.get("id") or node.get("entry_point") or "?")
+        return printable(str(self.summary.get("env") or node.get("id") or node.get("entry_point") or "?"))
 
     @property
     def algo(self) -> str:
-        """Kind of the algorithm."""
-        return str(self.summary.get("algo") or self._node("algo").get("kind") or "?")
+        """Kind of the algorithm; ``?`` where nothing says so."""
+        return printable(str(self.summary.get("algo") or self._node("algo").get("kind") or "?"))
 
     @property
     def seed(self) -> int | None:
@@ -105,18 +116,19 @@ class Record:
         seed = self.config.get("seed", self.summary.get("seed"))
         return seed if isinstance(seed, int) else None
 
-    @property
+    @cached_property
     def frames(self) -> int:
         """Frames collected, as far as is written down."""
         written = self.summary.get("frames")
-        last = int(self.points[-1]["frames"]) if self.points else 0
-        return max(last, written if isinstance(written, int) else 0)
+        if isinstance(written, int) and (self.ended or self._newest is None):
+            return written
+        return int(self._newest["frames"]) if self._newest is not None else 0
 
     @property
     def total_frames(self) -> int | None:
         """The budget; None where it has no end."""
         total = self.config.get("total_frames")
-        return int(total) if isinstance(total, int | float) and total >= 0 else None
+        return int(total) if isinstance(total, int | float) and 0 <= total < math.inf else None
 
     @cached_property
     def threshold(self) -> float | None:
@@ -127,44 +139,201 @@ class Record:
             return gymnasium.spec(self.env).reward_threshold
         return None
 
-    @property
+    @cached_property
     def best(self) -> tuple[int, float] | None:
         """Frames and mean return of the best evaluation (of equal ones the newest, as for best.ckpt)."""
+        if self.ended and "best_evaluation" in self.summary:
+            return _evaluation(self.summary["best_evaluation"])
         curve = self.curve("eval/return_mean")
         return max(curve, key=lambda point: (point[1], point[0])) if curve else None
 
-    @property
+    @cached_property
     def last(self) -> tuple[int, float] | None:
         """Frames and mean return of the last evaluation."""
-        curve = self.curve("eval/return_mean")
+        if self.ended and (told := _evaluation(self.summary.get("last_evaluation"))) is not None:
+            return told
+        if self.best is None:
+            return None
+        curve = self.curve("eval/return_mean")  # a session that was resumed for a few frames made none
         return curve[-1] if curve else None
 
-    @property
+    @cached_property
     def seconds(self) -> float | None:
-        """Wall time, of the last session where the run was resumed."""
+        """Wall time, of the last session where the run was resumed; from the first point to the last where nobody wrote it
+        down."""
         written = self.summary.get("seconds")
-        if isinstance(written, int | float) and self.status != "running":
-            return float(written)
-        times = [point["time/wall"] for point in self.points if "time/wall" in point]
-        return times[-1] - times[0] if len(times) > 1 else None
+        if isinstance(written, int | float) and self.ended:
+            return float(written) if 0 <= written < math.inf else None
+        first = next((point for line in self._lines() if (point := _point(line)) is not None), None)
+        times = [point["time/wall"] for point in (first, self._newest) if point is not None and "time/wall" in point]
+        return times[1] - times[0] if len(times) == 2 and 0 < times[1] - times[0] < math.inf else None
 
-    @property
+    @cached_property
     def started(self) -> datetime | None:
-        """When it was started: its directory's name says so; else when its configuration was written."""
+        """When it was started: its directory's name says so; else its log, or when its configuration was written."""
         with suppress(ValueError):
             return datetime.strptime(self.path.name[:19], "%Y-%m-%d-%H-%M-%S")
+        with suppress(OSError, ValueError), open(self.path / "log.txt", "rb") as log:
+            return datetime.strptime(log.read(19).decode(), "%Y-%m-%d %H:%M:%S")
         with suppress(OSError):
             return datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime)
         return None
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that it ran with: of its summary, else of its newest checkpoint; may be empty."""
+        told = self.summary.get("versions")
+        if isinstance(told, Mapping):
+            return {str(name): str(version) for name, version in told.items()}
+        return dict(self.header.state.versions) if self.header is not None else {}
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that was checked out where it was started, with ``-dirty`` where files differed."""
+        commit = self.summary.get("git_commit")
+        return commit if isinstance(commit, str) else None
+
+    @property
+    def error(self) -> str | None:
+        """What ended it: an error, or the name of a signal."""
+        error = self.summary.get("error")
+        return printable(error) if isinstance(error, str) and self.ended else None
+
+    @cached_property
+    def header(self) -> Header | None:
+        """The readable part of its newest whole checkpoint; imports numpy and pydantic."""
+        from rltool.checkpoint import read_header
+
+        with suppress(CheckpointError):
+            return read_header(self.path)
+        return None
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """What was typed, by key; a key that was deleted (``~key``) is not there."""
+        words = (word.lstrip("+").partition("=") for word in self.overrides if not word.startswith("~"))
+        return {key: value for key, _, value in words}
+
+    @property
+    def resumed(self) -> list[list[str]]:
+        """What was typed each time that it was resumed."""
+        sessions: list[list[str]] = []
+        for line in self._override_lines:
+            if line.startswith("# resumed"):
+                sessions.append([])
+            elif sessions and not line.startswith("# "):
+                sessions[-1].append(line)
+        return sessions
+
+    @property
+    def rerun_of(self) -> str | None:
+        """The directory of the run whose configuration it was started with."""
+        head = "# rerun of "
+        return next((line.removeprefix(head) for line in self._override_lines if line.startswith(head)), None)
+
+    def log_lines(self, count: int) -> list[str]:
+        """The last lines of log.txt."""
+        return [printable(line) for line in _tail(self.path / "log.txt")[-count:]]
+
+    def logged(self, label: str) -> str | None:
+        """What log.txt says under a label of the block at the start (``tuned``, ``device``, …), of the last session."""
+        pattern = re.compile(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  {re.escape(label)} +(.+)")
+        with suppress(OSError):
+            lines = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((printable(match[1]) for line in reversed(lines) if (match := pattern.fullmatch(line))), None)
+        return None
+
+    @property
     def overrides(self) -> list[str]:
         """What was typed, without what was typed to resume it."""
+        lines = self._override_lines
+        first = next((index for index, line in enumerate(lines) if line.startswith("# ")), len(lines))
+        return lines[:first]
+
+    def to_json(self) -> dict[str, object]:
+        """What there is to list of it, as plain values; ``rltool runs --json`` promises these keys."""
+        return {
+            "path": str(self.path),
+            "status": self.status,
+            "algo": self.algo,
+            "env": self.env,
+            "seed": self.seed,
+            "frames": self.frames,
+            "total_frames": self.total_frames,
+            "best": None if self.best is None else {"frames": self.best[0], "mean": self.best[1]},
+            "last": None if self.last is None else {"frames": self.last[0], "mean": self.last[1]},
+            "seconds": self.seconds,
+            "started": None if self.started is None else self.started.isoformat(sep=" ", timespec="seconds"),
+            "error": self.error,
+            "problems": self.problems,
+        }
+
+    @cached_property
+    def _names(self) -> frozenset[str] | OSError:
+        try:
+            return frozenset(os.listdir(self.path))
+        except OSError as error:
+            return error
+
+    @cached_property
+    def _summary(self) -> tuple[dict[str, object], str]:
+        """summary.json, and why it cannot be read."""
+        try:
+            return read_summary(self.path), ""
+        except RltoolError as error:
+            return {}, str(error)
+
+    @cached_property
+    def _config(self) -> tuple[dict[str, object], str]:
+        """config.yaml, and why it cannot be read."""
+        path = self.path / "config.yaml"
+        if not os.path.lexists(path):
+            return {}, ""
+        try:
+            return cast("dict[str, object]", _unescaped(read_yaml(path))), ""
+        except ConfigError as error:
+            return {}, str(error)
+        except (ValueError, RecursionError) as error:  # a date that is none, a mapping that holds itself
+            return {}, f"{path} is no configuration: {type(error).__name__}"
+
+    @cached_property
+    def _told(self) -> bool:
+        """Whether the summary says how the run ended, and not how a session before a resume did."""
+        if not isinstance(self.summary.get("status"), str):
+            return False
+        newest, written = self._newest, self.summary.get("frames")
+        if newest is None:
+            return True
+        if isinstance(written, int) and newest["frames"] > written:
+            return False
+        # Not by the time of both files: a copy may have any.
+        with suppress(OSError):
+            return newest.get("time/wall", 0.0) <= (self.path / "summary.json").stat().st_mtime + 1
+        return True
+
+    @cached_property
+    def _newest(self) -> Point | None:
+        """The last whole point of metrics.jsonl."""
+        lines = reversed(_tail(self.path / "metrics.jsonl"))
+        return next((point for line in lines if (point := _point(line)) is not None), None)
+
+    @cached_property
+    def _override_lines(self) -> list[str]:
         with suppress(OSError):
             lines = (self.path / "overrides.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-            first = next((number for number, line in enumerate(lines) if line.startswith("# ")), len(lines))
-            return [line for line in lines[:first] if line]
+            return [printable(line) for line in lines if line]
         return []
+
+    def _lines(self) -> Iterator[str]:
+        with (
+            suppress(OSError),
+            open(self.path / "metrics.jsonl", encoding="utf-8", errors="replace") as file,
+        ):
+            yield from file
+
+    def _points_with(self, name: str) -> list[Point]:
+        points = [point for line in self._lines() if name in line and (point := _point(line)) is not None]
+        return sorted(points, key=lambda point: point["frames"])
 
     def _node(self, group: str) -> Mapping[str, object]:
         node = self.config.get(group)
@@ -172,21 +341,40 @@ class Record:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run."""
-    return all((path / name).exists() for name in _MARKS)
+    """Whether a directory holds a run, or what is left of one."""
+    return sum(os.path.lexists(path / name) for name in _MARKS) >= _FEWEST
+
+
+def located(word: str | Path) -> Path:
+    """The path that a word stands for: itself, or that of the run below runs/ that is called so; itself where there is none.
+
+    A run is called by any end of its path that begins after a ``/`` or a ``-``.
+
+    Raises:
+        ConfigError: several runs are called so.
+    """
+    path = Path(os.path.expanduser(word))
+    if os.path.lexists(path) or path.is_absolute() or not RUNS.is_dir():
+        return path
+    text = path.as_posix()
+    found = [record.path for record in find_runs([RUNS]) if text in _ends(record.path)]
+    if len(found) > 1:
+        some = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise ConfigError(Problem("", f"{word} may be any of {len(found)} runs: {some}", "Give more of the path"))
+    return found[0] if found else path
 
 
 def read_run(path: Path) -> Record:
-    """The run in a directory, or the one that a checkpoint or another file of it belongs to.
+    """The run in a directory, or the one that a checkpoint or another file of it belongs to, or the one called so.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or several are called so.
     """
-    place = path.expanduser()
-    for directory in (place, place.parent, place.parent.parent):
+    place = located(path)
+    for directory in (place, *place.absolute().parents[:_LEVELS]):
         if is_run(directory):
-            return Record(directory)
-    if not place.exists():
+            return Record(Path(shown(directory)))
+    if not os.path.lexists(place):
         raise ConfigError(Problem("", f"there is no {path}", "rltool runs lists those there are"))
     raise ConfigError(
         Problem("", f"expected a run directory, found none in {path}", "rltool runs lists those there are")
@@ -194,25 +382,87 @@ def read_run(path: Path) -> Record:
 
 
 def find_runs(roots: Sequence[Path]) -> Iterator[Record]:
-    """Every run in and below directories, each once, in the order of their paths; runs hold no other runs.
+    """Every run in and below directories, each once, in the order of their paths; runs hold no other runs. A directory that
+    cannot be looked into may be one, and is given too.
 
     Raises:
         ConfigError: a directory is missing.
     """
     seen: set[Path] = set()
+    closed: list[Record] = []
     for root in roots:
         root = root.expanduser()
         if not root.is_dir():
             raise ConfigError(Problem("", f"there is no directory {shown(root)}", "Give one with runs in it"))
-        for directory, inner, _ in os.walk(root):
+        for directory, inner, files in os.walk(root, onerror=lambda error: closed.append(_closed(error))):
             path = Path(directory)
-            if is_run(path):
+            if len(_MARKS.intersection((*inner, *files))) >= _FEWEST:
                 inner.clear()
                 if (real := path.resolve()) not in seen:
                     seen.add(real)
                     yield Record(path)
             else:
                 inner.sort()
+    yield from closed
+
+
+def _closed(error: OSError) -> Record:
+    return Record(Path(str(error.filename)))
+
+
+def names(records: Iterable[Record]) -> list[str]:
+    """What to call each run: the id at the end of its directory's name, where :func:`located` finds it by that; its path
+    where it does not."""
+    known = {os.path.abspath(record.path): record.path for record in find_runs([RUNS])} if RUNS.is_dir() else {}
+    counts = Counter(end for path in known.values() for end in _ends(path))
+
+    def called(record: Record) -> str:
+        path = known.get(os.path.abspath(record.path))
+        short = _short(path) if path is not None else ""
+        return short if counts[short] == 1 and not os.path.lexists(short) else shown(record.path)
+
+    return [called(record) for record in records]
+
+
+def _short(path: Path) -> str:
+    """An id, or a directory of another name; a job of a sweep is called after the sweep."""
+    match, above = _NAME.fullmatch(path.name), _NAME.fullmatch(path.parent.name)
+    return match[1] if match else f"{above[1]}/{path.name}" if above else path.name
+
+
+def _ends(path: Path) -> set[str]:
+    text = path.as_posix()
+    return {text[match.end() :] for match in re.finditer("[/-]", text)} | {text}
+
+
+def _point(line: str) -> Point | None:
+    with suppress(ValueError, RecursionError):
+        point = json.loads(line)
+        if isinstance(point, dict) and isinstance(point.get("frames"), int):
+            return {key: value for key, value in point.items() if isinstance(value, int | float)}
+    return None
+
+
+def _evaluation(told: object) -> tuple[int, float] | None:
+    """Frames and mean of an evaluation in a summary."""
+    if not isinstance(told, Mapping):
+        return None
+    frames, mean = told.get("frames"), told.get("mean")
+    return (frames, float(mean)) if isinstance(frames, int) and isinstance(mean, int | float) else None
+
+
+def printable(text: str) -> str:
+    """A text without what would move the cursor or change colours: files may come from anywhere."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text)
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a file; none where it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        return file.read().decode(errors="replace").splitlines()
+    return []
 
 
 def _unescaped(value: object) -> object:

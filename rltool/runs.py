@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Self
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 
 from rltool.errors import ConfigError, Problem, RltoolError
 
@@ -150,6 +149,8 @@ class RunDirectory:
         Args:
             tree: mappings, lists, strings, numbers, booleans and None only.
         """
+        from omegaconf import OmegaConf  # which readers of runs do without
+
         self._write(
             self.config_path, OmegaConf.to_yaml(OmegaConf.create({key: _literal(value) for key, value in tree.items()}))
         )
@@ -214,12 +215,12 @@ def read_summary(directory: Path) -> dict[str, object]:
     path = directory / _SUMMARY
     with _explained("read", path):
         try:
-            text = path.read_text(encoding="utf-8")
+            content = path.read_bytes()
         except FileNotFoundError:
             return {}
     try:
-        summary = json.loads(text)
-    except ValueError as error:
+        summary = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise RltoolError(f"{path}: expected JSON, found something else ({error})") from error
     if not isinstance(summary, dict):
         raise RltoolError(f"{path}: expected a JSON object, found {type(summary).__name__}")

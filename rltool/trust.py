@@ -13,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,33 +63,55 @@ def configuration(header: Header, typed: Mapping[str, object], groups: Sequence[
     Raises:
         ConfigError: it names code that neither this user wrote down in it nor the user typed.
     """
-    whole = laid_over(header.config, typed)
+    return allowed(header.path, header.config, typed, groups, signed=lambda: _is_signed(header))
+
+
+def allowed(
+    path: Path,
+    config: Mapping[str, object],
+    typed: Mapping[str, object],
+    groups: Sequence[str] = (),
+    *,
+    signed: Callable[[], bool],
+) -> Tree:
+    """A configuration that a file holds with what the user typed laid over it.
+
+    Args:
+        path: the file.
+        config: the configuration in it.
+        typed, groups: see :func:`configuration`.
+        signed: says whether this user wrote the file.
+
+    Raises:
+        ConfigError: it names code that neither this user wrote down in it nor the user typed.
+    """
+    whole = laid_over(config, typed)
     tree = {name: value for name, value in whole.items() if not groups or name in groups}
     words = {module for _, _, module in _named(typed)}
-    named = [(path, text, module) for path, text, module in _named(tree) if not _known(path, module)]
+    named = [(place, text, module) for place, text, module in _named(tree) if not _known(place, module)]
     strange = list(dict.fromkeys(module for _, _, module in named if not _covered(module, words)))
     reaching = list(_reaching(tree, typed))
-    if not (named or reaching) or _is_signed(header):
+    if not (named or reaching) or signed():
         return tree
     if strange:
         plugins = [name for name in words if _named_as_plugin(name, typed)] + strange
         modules = f"the module{'s' if len(strange) > 1 else ''} {', '.join(strange)}"
-        text = f"{header.path} names code of {modules}, and was not written by you on this machine"
+        text = f"{path} names code of {modules}, and was not written by you on this machine"
         raise ConfigError(Problem("plugins", text, f"Give plugins=[{','.join(plugins)}] if you trust it"))
     if reaching:
         raise ConfigError(
             Problem(
                 key,
-                f"{header.path} names {name}, which reaches beyond the environment (files, downloads), and was not written "
+                f"{path} names {name}, which reaches beyond the environment (files, downloads), and was not written "
                 "by you on this machine",
                 f"Give {key}=[…] yourself if you trust it",
             )
             for key, name in reaching
         )
     theirs = set(_named(typed))
-    for path, text, module in named:
-        if path[-1] == "entry_point" and (path, text, module) not in theirs:
-            _check_home(path, text, words)
+    for place, text, module in named:
+        if place[-1] == "entry_point" and (place, text, module) not in theirs:
+            _check_home(place, text, words)
     return tree
 
 
@@ -164,6 +186,14 @@ def signature(config: Mapping[str, object]) -> str | None:
         return None
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hmac.new(secret, canonical.encode(), "sha256").hexdigest()
+
+
+def is_own(header: Header | None, config: Mapping[str, object]) -> bool:
+    """Whether this user wrote a configuration: it is that of a checkpoint with the user's signature."""
+    if header is None or not _is_signed(header):
+        return False
+    keys = {*header.state.config, *config} - {"resume", "init"}  # paths, of which a checkpoint keeps none
+    return all(header.state.config.get(key) == config.get(key) for key in keys)
 
 
 def _is_signed(header: Header) -> bool:

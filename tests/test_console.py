@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from rltool.console import Console, _duration, _number
+from rltool.console import Console
+from rltool.figures import duration, number
 from rltool.schema import (
     AdamConfig,
     Anneal,
@@ -546,11 +547,11 @@ with Console(config()) as console:
     ],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert _number(value) == text
+    assert number(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00:00"), (61.9, "0:01:01"), (3600, "1:00:00"), (90061, "1d 1:01:01")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert _duration(seconds) == text
+    assert duration(seconds) == text

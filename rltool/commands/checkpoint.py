@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from rltool.commands.list import table
 from rltool.errors import ConfigError, Problem
+from rltool.figures import size_in_words
+from rltool.records import located
 from rltool.runs import program, shown
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def main(options: Options) -> int:
         )
     from rltool.contents import CheckpointContents, read_contents
 
-    contents = read_contents(Path(options.overrides[0]))
+    contents = read_contents(located(options.overrides[0]))
     commands = [f"{program('rltool')} {shlex.join(words)}" for words in contents.next_words()]
     if "json" in options.flags:
         print(json.dumps({**contents.to_json(), "next": commands}, indent=2, ensure_ascii=False))
@@ -56,7 +58,7 @@ def checkpoint_rows(contents: CheckpointContents) -> list[tuple[str, str]]:
     session = f", session {state.sessions}" if state.sessions > 1 else ""
     rows = [
         ("checkpoint", shown(header.path)),
-        ("file", f"{_size(header.path.stat().st_size)}, format {state.format}"),
+        ("file", f"{size_in_words(header.path.stat().st_size)}, format {state.format}"),
         (
             "run",
             f"{contents.kind('algo')} on {state.env}, network {contents.kind('network')}, seed {header.config.get('seed')}{session}",
@@ -78,7 +80,7 @@ def checkpoint_rows(contents: CheckpointContents) -> list[tuple[str, str]]:
     goes_on = "yes, a resumed run goes on in the middle of them"
     rows.append(("open episodes", goes_on if contents.continues_episodes else "no, a resumed run starts new ones"))
     if contents.buffer is not None:
-        size = _size(contents.buffer.path.stat().st_size)
+        size = size_in_words(contents.buffer.path.stat().st_size)
         rows.append(
             ("replay buffer", f"{contents.buffer.path.name}: {contents.buffer.transitions:,} transitions, {size}")
         )
@@ -102,7 +104,7 @@ def buffer_rows(contents: BufferContents) -> list[tuple[str, str]]:
     names = ", ".join(header.path.name for header in contents.checkpoints)
     return [
         ("replay buffer", shown(contents.path)),
-        ("file", _size(contents.path.stat().st_size)),
+        ("file", size_in_words(contents.path.stat().st_size)),
         (
             "transitions",
             f"{contents.transitions:,}, of {_count(contents.num_envs, 'environment')} side by side{left}",
@@ -117,7 +119,9 @@ def components(tensors: Mapping[str, TensorInfo]) -> str:
     groups: dict[str, list[TensorInfo]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(name.partition(".")[0], []).append(tensor)
-    found = [(name, f"{len(group)}", _size(sum(tensor.bytes for tensor in group))) for name, group in groups.items()]
+    found = [
+        (name, f"{len(group)}", size_in_words(sum(tensor.bytes for tensor in group))) for name, group in groups.items()
+    ]
     header = ("component", "tensors", "size")
     widths = [max(len(row[column]) for row in [header, *found]) for column in (1, 2)]
     rows = [(name, count.rjust(widths[0]), size.rjust(widths[1]), _shapes(groups[name])) for name, count, size in found]
@@ -133,15 +137,6 @@ def _shapes(tensors: list[TensorInfo]) -> str:
         texts.append(text if count == 1 else f"{count} {text}" if not shape else f"{count} × {text}")
     more = len(counts) - _SHAPES
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
-
-
-def _size(size: float) -> str:
-    """Bytes in units of a thousand."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _count(number: int, noun: str) -> str:

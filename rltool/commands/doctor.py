@@ -6,6 +6,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +48,7 @@ def _runs(words: tuple[str, ...]) -> Iterator[Record]:
             raise ConfigError(
                 Problem("", "expected a run, found none typed and no runs/ here", "Usage: rltool doctor RUN …")
             )
-        newest = max(
-            find_runs([Path("runs")]), key=lambda record: (record.path / "config.yaml").stat().st_mtime, default=None
-        )
+        newest = max(find_runs([Path("runs")]), key=_written, default=None)
         if newest is None:
             raise ConfigError(Problem("", "there is no run in runs/", "Usage: rltool doctor RUN …"))
         yield newest
@@ -57,6 +56,13 @@ def _runs(words: tuple[str, ...]) -> Iterator[Record]:
         path = Path(word)
         inside = list(find_runs([path])) if path.is_dir() else []
         yield from inside or [read_run(path)]
+
+
+def _written(record: Record) -> float:
+    """When its configuration was written, by a resume too; of half a run, which may have none, the beginning of time."""
+    with suppress(OSError):
+        return (record.path / "config.yaml").stat().st_mtime
+    return 0.0
 
 
 def _lines(record: Record, checkup: Checkup) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rltool.errors import ConfigError, Problem
@@ -73,3 +73,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         lines.append((start + wrapped[0]).rstrip())
         lines += [" " * indent + more for more in wrapped[1:]]
     return "\n".join(lines)
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Lines of rows under a header, in columns that are as wide as they need to be.
+
+    Args:
+        header, rows: the cells.
+        right: the columns that stand at the right, such as numbers.
+    """
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [header, *rows]
+    ]

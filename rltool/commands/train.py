@@ -21,7 +21,6 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs, read_resumption
 from rltool.stopping import ending_tidily
-from rltool.wording import found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,9 +189,7 @@ def _resume(options: Options, line: Line, files: ConfigFiles) -> int:
         return 0
     if not config.quiet:
         print(f"resuming {header.path} at frame {header.frames:,}")
-        for key, (old, new) in resumption.changes.items():
-            print(f"  {key}: {found(old)} → {found(new)}")
-        sys.stdout.flush()
+        print("\n".join(launch.told(resumption.changes)), end="\n" if resumption.changes else "", flush=True)
     if resumption.directory is not None:
         launch.start(config, resumption.directory, options.overrides)
         return 0
