@@ -422,17 +422,27 @@ def _no_updates(history: History) -> str | None:
 
 
 def _plateau(history: History) -> str | None:
-    curve = history.at("eval/return_mean")
-    if len(curve) < 10 or not history.past(_HALF) or history.solved:
+    name, curve, width = "evaluations", history.at("eval/return_mean"), 3
+    if len(curve) < 10:
+        name, curve, width = "training returns", history.at("episode/return"), 5
+    if len(curve) < 4 * width or not history.past(_HALF) or history.solved:
         return None
     smooth = [
-        (frames, fmean(value for _, value in curve[index : index + 3])) for index, (frames, _) in enumerate(curve[:-2])
+        (frames, fmean(value for _, value in curve[index : index + width]))
+        for index, (frames, _) in enumerate(curve[: 1 - width])
     ]
     best = max(smooth, key=lambda point: point[1])
     if best[0] <= 0.5 * history.frames:
         known = "" if history.threshold is None else f" (solved at {figure(history.threshold)})"
-        return f"evaluations have been no better than {figure(best[1])} since {best[0]:,} frames{known}"
+        return f"{name} have been no better than {figure(best[1])} since {best[0]:,} frames{known}"
     return None
+
+
+def _returns_equal(history: History) -> str | None:
+    curve = history.values("episode/return")
+    if len(curve) < 10 or not history.past(0.25) or max(curve) - min(curve) > 1e-6 * abs(curve[0]):
+        return None
+    return f"every training episode so far had a return of {figure(curve[0])}"
 
 
 def _returns_fell(history: History) -> str | None:
@@ -619,6 +629,13 @@ RULES: tuple[Rule, ...] = (
         "exploration never gets to it, or the environment never pays",
         (*_EXPLORE, ("env.kwargs", "a denser reward, if there is one; rltool env shows what is paid")),
         _no_reward,
+    ),
+    Rule(
+        "returns_equal",
+        "all episodes pay the same",
+        "exploration never gets to what pays: episodes run into their time limit, say, without reaching the goal",
+        (*_EXPLORE, ("env.kwargs", "a denser reward, if there is one"), ("env.max_episode_steps", "raise")),
+        _returns_equal,
     ),
     Rule(
         "input_scale",

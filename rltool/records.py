@@ -133,6 +133,8 @@ class Record:
     @cached_property
     def threshold(self) -> float | None:
         """Mean return at which the environment counts as solved; None where it has none, or is not registered here."""
+        if ":" in self.env:  # looking would import the module that a stranger's run names
+            return None
         import gymnasium
 
         with suppress(Exception):  # of names that no plugin of this process has registered, in many ways

@@ -112,6 +112,11 @@ CASES: dict[str, tuple[dict[str, Any], Series, Series]] = {
         {"episode/finished": line(1, 90), **STEPS},
     ),
     "plateau": (PPO, {"eval/return_mean": [*line(0, 100)[:10], *flat(20.0)[10:]]}, {"eval/return_mean": line(0, 100)}),
+    "returns_equal": (
+        PPO,
+        {"episode/return": flat(-200.0)},
+        {"episode/return": [*flat(-200.0)[:9], *flat(-199.0)[9:]]},
+    ),
     "returns_fell": (
         PPO,
         {"eval/return_mean": [*line(0, 400)[:30], *flat(20.0)[30:]]},
