@@ -63,6 +63,10 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
     files = options.files()
     if command in ("init", "checkpoint", "doctor"):
         return  # a name that is not there yet; a path, which the shell completes itself
+    if command in ("plot", "compare"):  # keys; paths are completed by the shell
+        keys = (f"{key}=" for key in files.primary(command))
+        print(" ".join(key for key in keys if key.startswith(current)))
+        return
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))
         return

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from rltool import trust
 from rltool.composition import Composition, Line, compose
 from rltool.config import SchemaT, Tree, laid_over, load, load_as
-from rltool.configfiles import ConfigFiles
+from rltool.configfiles import ConfigFiles, flat
 from rltool.errors import ConfigError, Problem
 from rltool.runs import RunDirectory, status_of
 from rltool.schema import RunConfig
@@ -346,15 +346,3 @@ def _settled(key: str, before: object, after: object, header: Header) -> Problem
 
 def _under(key: str, heads: Sequence[str]) -> bool:
     return any(key == head or key.startswith(f"{head}.") for head in heads)
-
-
-def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Dotted keys and their values; lists and empty mappings are values."""
-    leaves: dict[str, object] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{name}.")
-        else:
-            leaves[name] = value
-    return leaves

@@ -88,6 +88,18 @@ class Record:
         """Frames and values of a metric; empty where it was never measured."""
         return [(int(point["frames"]), point[name]) for point in self.points if name in point]
 
+    @cached_property
+    def times(self) -> list[tuple[int, float]]:
+        """Frames, and the seconds that the training loop took for them; what lies between two sessions is left out."""
+        frames, seconds = 0, 0.0
+        times = []
+        for point in self.points:
+            if (speed := point.get("time/frames_per_second", 0.0)) > 0:
+                seconds += (point["frames"] - frames) / speed
+                frames = int(point["frames"])
+                times.append((frames, seconds))
+        return times
+
     @property
     def env(self) -> str:
         """Full id of the environment."""
@@ -126,6 +138,12 @@ class Record:
         with suppress(Exception):  # of names that no plugin of this process has registered, in many ways
             return gymnasium.spec(self.env).reward_threshold
         return None
+
+    @property
+    def goal(self) -> float | None:
+        """The mean return to be reached: that at which the environment counts as solved, else that at which the run stops."""
+        stop = self._node("stop").get("return_threshold")
+        return self.threshold if self.threshold is not None or not isinstance(stop, int | float) else float(stop)
 
     @property
     def best(self) -> tuple[int, float] | None:

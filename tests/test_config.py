@@ -17,9 +17,9 @@ from rltool import config, registry
 from rltool.commands.config import provenance
 from rltool.composition import compose, read_overrides
 from rltool.config import Tree, load, load_as, load_node, schema_of
-from rltool.configfiles import ConfigFiles, conf_dir
+from rltool.configfiles import ConfigFiles, conf_dir, flat
 from rltool.errors import ConfigError
-from rltool.launch import check, check_jobs, flat
+from rltool.launch import check, check_jobs
 from rltool.registry import Schema
 from rltool.schema import EnvCheckConfig, EvalRunConfig, RunConfig
 from rltool.wording import Shape

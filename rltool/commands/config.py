@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from rltool.composition import Line, compose, read_overrides
-from rltool.launch import Job, check_jobs, flat, read_resumption
+from rltool.configfiles import flat
+from rltool.launch import Job, check_jobs, read_resumption
 
 if TYPE_CHECKING:
     from rltool.cli import Options

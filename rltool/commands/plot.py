@@ -1,0 +1,161 @@
+"""``rltool plot``: learning curves, in a file or in the terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rltool.charts import check_out
+from rltool.errors import ConfigError, Problem
+from rltool.importing import missing_package
+from rltool.runs import shown
+from rltool.schema import PlotConfig
+from rltool.selection import Group, mixed, read_words, select
+from rltool.wording import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from rltool.cli import Options
+    from rltool.curves import Panel
+
+_TERMINAL = "-"
+
+
+def main(options: Options) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ConfigError: what was typed cannot be drawn, or the extra is missing.
+        RltoolError: the file cannot be written.
+    """
+    config, parts = read_words(options.overrides, PlotConfig, options.files(), "plot")
+    if config.out != _TERMINAL:
+        check_out(Path(config.out))
+    groups = select(parts, config.group)
+    notes: list[str] = []
+    panels = _panels(groups, config, notes)
+    labels = [group.label for group in groups if any(group.label == c.label for panel in panels for c in panel.curves)]
+    if config.out == _TERMINAL:
+        from rltool.textplot import text_of
+
+        columns = min(shutil.get_terminal_size().columns, 120)
+        print("\n\n".join(text_of(panel, labels, axis=config.x, columns=columns) for panel in panels))
+        print(f"\n{_ends(panels, config.x)}")
+    else:
+        from rltool.charts import draw_curves
+
+        draw_curves(panels, labels, Path(config.out), axis=config.x, width=config.width)
+        print(_ends(panels, config.x))
+        print(f"written to {shown(Path(config.out))}")
+    for note in dict.fromkeys([*pooled(groups), *notes]):
+        print(f"note: {note}")
+    return 0
+
+
+def pooled(groups: Sequence[Group]) -> list[str]:
+    """What is odd about how runs were put together: differing configurations, the same seed twice."""
+    notes = []
+    for group in groups:
+        for env in group.envs:
+            keys = mixed(group, env)
+            if keys:
+                more = f" and {len(keys) - 4} more keys" if len(keys) > 4 else ""
+                notes.append(f"{group.label}: takes runs on {env} together that differ in {', '.join(keys[:4])}{more}")
+            seeds = [run.seed for run in group.of(env) if run.seed is not None]
+            twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+            if twice:
+                which = ", ".join(map(str, twice))
+                notes.append(
+                    f"{group.label}: several runs on {env} have seed {which}; equal seeds are no independent runs"
+                )
+    return notes
+
+
+def thresholds(groups: Sequence[Group], wanted: str | float | None, envs: Sequence[str]) -> dict[str, float | None]:
+    """The mean return at which each environment counts as solved; None where nobody says so."""
+    if wanted == "auto":
+        return {env: next(run.goal for group in groups for run in group.of(env)) for env in envs}
+    return dict.fromkeys(envs, float(wanted) if wanted is not None else None)
+
+
+def envs_of(groups: Sequence[Group]) -> list[str]:
+    """Every environment, in the order of the groups."""
+    return list(dict.fromkeys(env for group in groups for env in group.envs))
+
+
+def check_metrics(groups: Sequence[Group], metrics: Sequence[str], key: str) -> None:
+    """Refuses metrics that no run has measured.
+
+    Raises:
+        ConfigError: names those that look like them.
+    """
+    known = dict.fromkeys(name for group in groups for run in group.runs for point in run.points for name in point)
+    problems = []
+    for metric in metrics:
+        if metric in known:
+            continue
+        hint = did_you_mean(nearest(metric, known))
+        if not hint:
+            returns = [name for name in known if name.startswith(("eval/", "episode/"))]
+            hint = f"They have {', '.join(returns)}" if returns else ""
+        problems.append(Problem(key, f"none of the runs has measured {metric}", hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _panels(groups: Sequence[Group], config: PlotConfig, notes: list[str]) -> list[Panel]:
+    """A panel for each metric and environment that has any curve."""
+    check_metrics(groups, config.metric, "metric")
+    envs = envs_of(groups)
+    goals = thresholds(groups, config.threshold, envs)
+    try:
+        from rltool.curves import read_panel
+
+        panels = [
+            read_panel(
+                groups, env, metric, goals[env] if "return" in metric else None, axis=config.x, smooth=config.smooth,
+                estimate=config.estimate, resamples=config.resamples, notes=notes,
+            )
+            for metric in config.metric
+            for env in envs
+        ]  # fmt: skip
+    except ImportError as error:
+        raise missing_package("", "a curve of several seeds", error) from error
+    drawn = [panel for panel in panels if panel.curves]
+    if not drawn:
+        raise ConfigError(Problem("", "there is nothing to draw", "; ".join(notes)))
+    return drawn
+
+
+def _ends(panels: Sequence[Panel], axis: str) -> str:
+    """Where each curve ends, as a table."""
+    from rltool.commands.list import table
+
+    rows = []
+    for panel in panels:
+        for curve in panel.curves:
+            interval = "" if curve.low is None or curve.high is None else _range(curve.low[-1], curve.high[-1])
+            rows.append(
+                (
+                    curve.label,
+                    panel.env,
+                    panel.metric,
+                    f"{curve.x[-1]:,.0f}",
+                    str(curve.seeds),
+                    f"{_number(curve.y[-1])}{interval}",
+                )
+            )
+    kinds = {panel.estimate for panel in panels for curve in panel.curves if curve.seeds > 1}
+    value = f"{' or '.join(sorted(kinds))} [95 %]" if kinds else "value"
+    header = ("curve", "environment", "metric", axis, "seeds", value)
+    keep = [i for i in range(len(header)) if i not in (1, 2) or len({row[i] for row in rows}) > 1]
+    return table([header[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def _range(low: float, high: float) -> str:
+    return f" [{_number(low)}, {_number(high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
