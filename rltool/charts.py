@@ -6,7 +6,8 @@ they can be told apart in grey; the colours are those of Okabe and Ito, which co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _GREY = "0.45"
+# Letters of a label that have room in an inch, beside the sign of its line.
+_LETTERS = 14
 # Narrower than that, in inches, no panel is put beside another.
 _PANEL = 2.9
 _STYLE: Any = {
@@ -107,16 +110,16 @@ def draw_curves(panels: Sequence[Panel], labels: Sequence[str], out: Path, *, ax
 
         columns = min(len(panels), max(1, int(width / _PANEL)))
         rows = -(-len(panels) // columns)
-        size = (width, rows * min(0.64 * width / columns, 3.2) + 0.25 * (len(labels) > 1))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(width, rows * min(0.64 * width / columns, 3.2)), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.remove()
-        envs = {panel.env for panel in panels}
+        several = len({panel.env for panel in panels}) > 1
         for axes, panel in zip(grid, panels, strict=False):
             _draw_panel(axes, panel, labels, axis)
-            axes.set_title(_title(panel, labels, len(envs) > 1), loc="left")
-        _legend(figure, labels, {curve.label: curve.seeds for panel in panels for curve in panel.curves})
+            if several or panel is panels[0]:
+                axes.set_title(_title(panel, labels), loc="left")
+        _legend(figure, labels, panels)
         _save(figure, out)
 
 
@@ -139,7 +142,7 @@ def draw_comparison(
     with _drawing():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, len(rows) * 0.3 * width + 0.3), layout="constrained")
+        figure = Figure(figsize=(width, len(rows) * 0.3 * width), layout="constrained")
         grid = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1.15, 1))
         for (left, right), (panel, scores) in zip(grid, rows, strict=True):
             _draw_panel(left, panel, labels, "frames")
@@ -147,7 +150,7 @@ def draw_comparison(
             _draw_scores(right, scores, labels)
             right.set_xlabel(score)
             right.set_title(f"{scores.estimate_name} and 95 % interval", loc="left")
-        _legend(figure, labels, {})
+        _legend(figure, labels, [panel for panel, _ in rows])
         for out in outs:
             _save(figure, out)
 
@@ -157,11 +160,12 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], axis: str) -> N
 
     for curve in panel.curves:
         _draw_curve(axes, curve, labels.index(curve.label))
+    axes.margins(x=0.02)
     axes.set_xlim(left=0)
     axes.set_xlabel(axis.capitalize())
     axes.set_ylabel(name_of(panel.metric))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.threshold is not None:
         axes.axhline(panel.threshold, color=_GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1.5)
@@ -190,7 +194,7 @@ def _draw_scores(axes: Axes, scores: Scores, labels: Sequence[str]) -> None:
         if shown.low is not None and shown.high is not None:
             axes.plot([shown.low, shown.high], [row, row], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
         axes.plot([shown.value] * 2, [row - 0.14, row + 0.14], color=colour, linewidth=1.6)
-    axes.set_yticks(range(len(groups)), [group.label for group in groups])
+    axes.set_yticks(range(len(groups)), [textwrap.fill(group.label, 22) for group in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -205,32 +209,40 @@ def _style(number: int) -> dict[str, Any]:
     return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
-def _title(panel: Panel, labels: Sequence[str], several: bool) -> str:
+def _title(panel: Panel, labels: Sequence[str]) -> str:
     """The environment; with the label and the seeds where there is no legend."""
     if len(labels) > 1:
         return panel.env
-    words = [f"{curve.label}{_seeds(curve.seeds)}" for curve in panel.curves]
-    return ", ".join([panel.env, *words]) if several or words else panel.env
+    return ", ".join([panel.env, *(f"{curve.label}{_seeds(curve.seeds)}" for curve in panel.curves)])
 
 
 def _seeds(count: int) -> str:
-    return f" ({count} seeds)" if count > 1 else ""
+    return f" ({count}\N{NO-BREAK SPACE}seed{'s' * (count > 1)})"
 
 
-def _legend(figure: Figure, labels: Sequence[str], seeds: Mapping[str, int]) -> None:
-    """A legend above the panels, in as few rows as the width allows; none for a single label."""
+def _legend(figure: Figure, labels: Sequence[str], panels: Sequence[Panel]) -> None:
+    """A legend above the panels, in as few rows as the width allows, for which the picture grows; none for a single label.
+
+    The seeds are told where a label has as many in all panels.
+    """
     if len(labels) < 2:
         return
     from matplotlib.lines import Line2D
 
+    texts = []
+    for label in labels:
+        counts = {curve.seeds for panel in panels for curve in panel.curves if curve.label == label}
+        told = _seeds(counts.pop()) if len(counts) == 1 else ""
+        texts.append(textwrap.fill(f"{label}{told}", int(_LETTERS * (figure.get_figwidth() - 0.5))))
     handles = [Line2D([], [], **_style(number)) for number in range(len(labels))]
-    texts = [f"{label}{_seeds(seeds.get(label, 0))}" for label in labels]
     for columns in range(len(labels), 0, -1):
         legend = figure.legend(
             handles, texts, loc="outside upper left", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2,
             borderpad=0.2,
         )  # fmt: skip
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        extent = legend.get_window_extent()
+        if columns == 1 or extent.width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
             return
         legend.remove()
 

@@ -11,13 +11,12 @@ import numpy as np
 from pydantic import JsonValue
 
 from rltool.curves import choose_estimate, common, read_series
-from rltool.estimates import STATISTICS, Array, Estimate, estimate, improvement
+from rltool.estimates import STATISTICS, TITLES, Array, Estimate, estimate, improvement
 from rltool.records import Record
 from rltool.selection import Group
 
 # The metric that a summary holds, too.
 SUMMARISED = "eval/return_mean"
-NAMES = {"iqm": "IQM", "mean": "mean", "median": "median"}
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Scores:
     @property
     def estimate_name(self) -> str:
         """Which estimate the picture shows."""
-        return NAMES[next(iter(self.groups.values())).chosen]
+        return TITLES[next(iter(self.groups.values())).chosen]
 
     def to_json(self) -> dict[str, JsonValue]:
         """All of it as plain values."""

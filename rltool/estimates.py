@@ -79,6 +79,7 @@ def improvement(*strata: Array, axis: int = -1) -> Array:
     return np.asarray((np.mean(signs, 0) + 1) / 2)
 
 
+TITLES = {"iqm": "IQM", "mean": "Mean", "median": "Median"}
 STATISTICS: dict[str, Statistic] = {"iqm": iqm, "mean": mean, "median": median}
 
 

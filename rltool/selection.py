@@ -133,6 +133,12 @@ def mixed(group: Group, env: str) -> list[str]:
     return _differing([settings(run) for run in group.of(env)])
 
 
+def repeated(group: Group, env: str) -> list[int]:
+    """Seeds of which a group has several runs with the same configuration on an environment: they repeat each other."""
+    keys = [(run.seed, json.dumps(settings(run), sort_keys=True, default=str)) for run in group.of(env)]
+    return sorted({seed for seed, of in keys if seed is not None and keys.count((seed, of)) > 1})
+
+
 def settings(run: Record) -> dict[str, object]:
     """The configuration by dotted keys, without the seed and what changes nothing about what is learned."""
     return {
@@ -207,7 +213,13 @@ def _grouped(runs: Sequence[Record], keys: Sequence[str] | None) -> list[Group]:
         groups = list(found.values())
         for label, members in zip(_labels(groups, keys), groups, strict=True):
             merged.setdefault(label, []).extend(members)
-    return [Group(label, tuple(members)) for label, members in merged.items()]
+    return [Group(label, tuple(merged[label])) for label in sorted(merged, key=_by_numbers)]
+
+
+def _by_numbers(label: str) -> list[tuple[bool, float, str]]:
+    """Sorts numbers in labels as numbers: 3e-4 before 0.001, 8 before 16."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label)
+    return [(number % 2 == 0, float(part) if number % 2 else 0.0, part) for number, part in enumerate(parts)]
 
 
 def _chosen(run: Record, keys: Sequence[str]) -> dict[str, object]:

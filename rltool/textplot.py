@@ -46,6 +46,7 @@ def text_of(panel: Panel, labels: list[str], *, axis: str, columns: int) -> str:
         "character_set": "ascii" if letters else "braille",
         "force_ascii_characters": [_LETTERS[number % len(_LETTERS)] for number in numbers],
         "color": [_COLOURS[number % len(_COLOURS)] for number in numbers] if coloured else False,
+        "x_gridlines": [],
         "y_gridlines": [] if panel.threshold is None else [panel.threshold],
         "title": f"{name_of(panel.metric)} over {axis}, {panel.env}{_across(panel)}",
         "legend_labels": [curve.label for curve in panel.curves],

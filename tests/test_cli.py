@@ -189,6 +189,8 @@ def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -
         ["eval", "episodes=0"],
         ["env", "env=cartpol"],
         ["checkpoint"],
+        ["plot"],
+        ["compare", "nowhere"],
         ["init"],
         ["lst"],
         ["-sc", "install=bash"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ _AT = {
     "best": "of a run's best evaluation",
     "auc": "averaged over training",
 }
+# Of the notes below the tables.
+_WIDTH = 80
 _FLATTERS = "the best evaluation of a run is a maximum of noise: it flatters, the more the more evaluations there were"
 
 
@@ -99,7 +102,8 @@ def tree(
 
 def markdown(scores: Sequence[Scores], over_all: Aggregate | None, notes: Sequence[str], config: CompareConfig) -> str:
     """The tables and the notes."""
-    blocks = [f"Scores: {config.metric} {_AT[config.at]}. [95 % interval over the seeds]"]
+    intervals = f"In brackets: 95 % intervals, stratified bootstrap over the seeds ({config.resamples:,} resamples)."
+    blocks = [f"Scores: {config.metric} {_AT[config.at]}.\n{intervals}"]
     for one in scores:
         solved = f", solved at {one.threshold:g}" if one.threshold is not None else ""
         blocks += [f"### {one.env}{solved}", _score_table(one), _effort_table(one), _pair_table(one.improvements)]
@@ -111,7 +115,7 @@ def markdown(scores: Sequence[Scores], over_all: Aggregate | None, notes: Sequen
             blocks.append(_table(("group", "IQM", "mean", "median"), rows))
         blocks.append(_pair_table(over_all.improvements))
     if notes:
-        blocks.append("\n".join(f"- {note}" for note in notes))
+        blocks.append("\n".join(textwrap.fill(f"- {note}", _WIDTH, subsequent_indent="  ") for note in notes))
     return "\n\n".join(block for block in blocks if block)
 
 

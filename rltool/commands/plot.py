@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from rltool.errors import ConfigError, Problem
 from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
-from rltool.selection import Group, mixed, read_words, select
+from rltool.selection import Group, mixed, read_words, repeated, select
 from rltool.wording import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def main(options: Options) -> int:
         print(_ends(panels, config.x))
         print(f"written to {shown(Path(config.out))}")
     for note in dict.fromkeys([*pooled(groups), *notes]):
-        print(f"note: {note}")
+        print(_wrapped(f"note: {note}"))
     return 0
 
 
@@ -62,9 +64,7 @@ def pooled(groups: Sequence[Group]) -> list[str]:
             if keys:
                 more = f" and {len(keys) - 4} more keys" if len(keys) > 4 else ""
                 notes.append(f"{group.label}: takes runs on {env} together that differ in {', '.join(keys[:4])}{more}")
-            seeds = [run.seed for run in group.of(env) if run.seed is not None]
-            twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-            if twice:
+            if twice := repeated(group, env):
                 which = ", ".join(map(str, twice))
                 notes.append(
                     f"{group.label}: several runs on {env} have seed {which}; equal seeds are no independent runs"
@@ -146,11 +146,20 @@ def _ends(panels: Sequence[Panel], axis: str) -> str:
                     f"{_number(curve.y[-1])}{interval}",
                 )
             )
-    kinds = {panel.estimate for panel in panels for curve in panel.curves if curve.seeds > 1}
+    from rltool.estimates import TITLES
+
+    kinds = {TITLES[panel.estimate] for panel in panels for curve in panel.curves if curve.seeds > 1}
     value = f"{' or '.join(sorted(kinds))} [95 %]" if kinds else "value"
     header = ("curve", "environment", "metric", axis, "seeds", value)
     keep = [i for i in range(len(header)) if i not in (1, 2) or len({row[i] for row in rows}) > 1]
     return table([header[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def _wrapped(line: str) -> str:
+    """For a reader at a terminal; whole for a file, where it is searched."""
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(line, min(shutil.get_terminal_size().columns, 100), subsequent_indent="  ")
 
 
 def _range(low: float, high: float) -> str:
