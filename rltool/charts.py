@@ -118,7 +118,7 @@ def draw_curves(panels: Sequence[Panel], labels: Sequence[str], out: Path, *, ax
         for axes, panel in zip(grid, panels, strict=False):
             _draw_panel(axes, panel, labels, axis)
             if several or panel is panels[0]:
-                axes.set_title(_title(panel, labels), loc="left")
+                axes.set_title(_title(panel, labels, panels), loc="left")
         _legend(figure, labels, panels)
         _save(figure, out)
 
@@ -146,7 +146,7 @@ def draw_comparison(
         grid = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1.15, 1))
         for (left, right), (panel, scores) in zip(grid, rows, strict=True):
             _draw_panel(left, panel, labels, "frames")
-            left.set_title(panel.env, loc="left")
+            left.set_title(_title(panel, labels, [panel for panel, _ in rows]), loc="left")
             _draw_scores(right, scores, labels)
             right.set_xlabel(score)
             right.set_title(f"{scores.estimate_name} and 95 % interval", loc="left")
@@ -209,21 +209,26 @@ def _style(number: int) -> dict[str, Any]:
     return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
-def _title(panel: Panel, labels: Sequence[str]) -> str:
-    """The environment; with the label and the seeds where there is no legend."""
-    if len(labels) > 1:
-        return panel.env
-    return ", ".join([panel.env, *(f"{curve.label}{_seeds(curve.seeds)}" for curve in panel.curves)])
+def _title(panel: Panel, labels: Sequence[str], panels: Sequence[Panel]) -> str:
+    """The environment, with what no legend says: the label of an only curve, and the seeds where all have as many."""
+    counts = _counts(panels)
+    words = [panel.env, *(labels if len(labels) == 1 else ()), *(_seeds(count) for count in counts if len(counts) == 1)]
+    return ", ".join(words)
+
+
+def _counts(panels: Sequence[Panel], label: str | None = None) -> set[int]:
+    """The different numbers of seeds, of all curves or of those of a label."""
+    return {curve.seeds for panel in panels for curve in panel.curves if label in (None, curve.label)}
 
 
 def _seeds(count: int) -> str:
-    return f" ({count}\N{NO-BREAK SPACE}seed{'s' * (count > 1)})"
+    return f"{count}\N{NO-BREAK SPACE}seed{'s' * (count > 1)}"
 
 
 def _legend(figure: Figure, labels: Sequence[str], panels: Sequence[Panel]) -> None:
     """A legend above the panels, in as few rows as the width allows, for which the picture grows; none for a single label.
 
-    The seeds are told where a label has as many in all panels.
+    The seeds are told where they differ between labels, and a label has as many in all panels.
     """
     if len(labels) < 2:
         return
@@ -231,8 +236,8 @@ def _legend(figure: Figure, labels: Sequence[str], panels: Sequence[Panel]) -> N
 
     texts = []
     for label in labels:
-        counts = {curve.seeds for panel in panels for curve in panel.curves if curve.label == label}
-        told = _seeds(counts.pop()) if len(counts) == 1 else ""
+        counts = _counts(panels, label)
+        told = f" ({_seeds(counts.pop())})" if len(counts) == 1 < len(_counts(panels)) else ""
         texts.append(textwrap.fill(f"{label}{told}", int(_LETTERS * (figure.get_figwidth() - 0.5))))
     handles = [Line2D([], [], **_style(number)) for number in range(len(labels))]
     for columns in range(len(labels), 0, -1):

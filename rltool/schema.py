@@ -904,7 +904,8 @@ class PlotConfig(Schema):
         description="points in a moving average; auto: a tenth of them for training episodes, none for the rest; null: none"
     )
     threshold: Literal["auto"] | Real | None = Field(
-        description="a line across the returns; auto: where the environment counts as solved, if it says so; null: none"
+        description="a line across the returns, at a number; auto: where the environment counts as solved, if it says so; null: "
+        "none"
     )
     width: Inches = Field(description="of the picture, in inches: 3.5 is a column, 7 a page")
     debug: bool = Field(description="show tracebacks")
@@ -926,7 +927,7 @@ class CompareConfig(Schema):
     )
     resamples: Resamples = Field(description="resamples of the bootstrap behind an interval")
     threshold: Literal["auto"] | Real | None = Field(
-        description="what is to be reached; auto: where the environment counts as solved, if it says so; null: nothing"
+        description="the return to be reached, a number; auto: where the environment counts as solved, if it says so; null: nothing"
     )
     width: Inches = Field(description="of the picture, in inches")
     debug: bool = Field(description="show tracebacks")

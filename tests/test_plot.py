@@ -13,6 +13,7 @@ import pytest
 from fakes import fake_run
 
 from rltool import cli
+from rltool.commands.plot import joined
 from rltool.configfiles import ConfigFiles
 from rltool.curves import Series, choose_estimate, common, moving_average, read_panel, read_series
 from rltool.errors import ConfigError
@@ -315,8 +316,14 @@ def test_notes_say_what_was_put_together(rltool: Rltool, tmp_path: Path) -> None
     fake_run(tmp_path / "b", [(10, 2.0)], optim__lr=2.0)
     fake_run(tmp_path / "c", [(10, 2.0)], optim__lr=2.0)
     _, out, _ = rltool("plot", "mine=a", "b", "c")
-    assert "note: mine: takes runs on CartPole-v1 together that differ in optim.lr" in out
+    assert "note: mine: runs on CartPole-v1 are taken together that differ in optim.lr" in out
     assert "note: mine: several runs on CartPole-v1 have seed 0" in out
+
+
+def test_a_note_about_several_groups_is_one() -> None:
+    assert joined(["a: cut", "b: cut", "alone", "a: cut", "c: cut", "d: cut", "a: x: y"]) == [
+        "a, b, c and 1 more: cut", "alone", "a: x: y",
+    ]  # fmt: skip
 
 
 @pytest.mark.smoke

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rltool.commands.plot import check_metrics, envs_of, pooled, thresholds
+from rltool.commands.plot import check_metrics, envs_of, joined, pooled, thresholds
 from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.importing import missing_package
 from rltool.runs import shown
@@ -74,7 +74,7 @@ def main(options: Options) -> int:
         over_all = comparison.aggregate(scores, config.resamples, notes)
     except ImportError as error:
         raise missing_package("", "a comparison", error) from error
-    notes = list(dict.fromkeys(notes))
+    notes = joined(notes)
     text = markdown(scores, over_all, notes, config)
     if "json" in options.flags:
         print(json.dumps(tree(scores, over_all, notes, config), indent=2, ensure_ascii=False))
@@ -102,7 +102,7 @@ def tree(
 
 def markdown(scores: Sequence[Scores], over_all: Aggregate | None, notes: Sequence[str], config: CompareConfig) -> str:
     """The tables and the notes."""
-    intervals = f"In brackets: 95 % intervals, stratified bootstrap over the seeds ({config.resamples:,} resamples)."
+    intervals = f"In brackets: 95 % intervals; bootstrap over the seeds, {config.resamples:,} resamples."
     blocks = [f"Scores: {config.metric} {_AT[config.at]}.\n{intervals}"]
     for one in scores:
         solved = f", solved at {one.threshold:g}" if one.threshold is not None else ""

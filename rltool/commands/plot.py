@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rltool.curves import Panel
 
 _TERMINAL = "-"
+# How many groups a note names.
+_NAMED = 3
 
 
 def main(options: Options) -> int:
@@ -50,7 +52,7 @@ def main(options: Options) -> int:
         draw_curves(panels, labels, Path(config.out), axis=config.x, width=config.width)
         print(_ends(panels, config.x))
         print(f"written to {shown(Path(config.out))}")
-    for note in dict.fromkeys([*pooled(groups), *notes]):
+    for note in joined([*pooled(groups), *notes]):
         print(_wrapped(f"note: {note}"))
     return 0
 
@@ -63,13 +65,27 @@ def pooled(groups: Sequence[Group]) -> list[str]:
             keys = mixed(group, env)
             if keys:
                 more = f" and {len(keys) - 4} more keys" if len(keys) > 4 else ""
-                notes.append(f"{group.label}: takes runs on {env} together that differ in {', '.join(keys[:4])}{more}")
+                notes.append(f"{group.label}: runs on {env} are taken together that differ in {', '.join(keys[:4])}{more}")
             if twice := repeated(group, env):
                 which = ", ".join(map(str, twice))
                 notes.append(
                     f"{group.label}: several runs on {env} have seed {which}; equal seeds are no independent runs"
                 )
     return notes
+
+
+def joined(notes: Iterable[str]) -> list[str]:
+    """Notes ``about: text``, each text once, with all that it is about."""
+    about: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        head, colon, text = note.partition(": ")
+        about.setdefault(text if colon else head, []).extend([head] if colon else [])
+    return [f"{_listed(heads)}: {text}" if heads else text for text, heads in about.items()]
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - _NAMED
+    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def thresholds(groups: Sequence[Group], wanted: str | float | None, envs: Sequence[str]) -> dict[str, float | None]:
