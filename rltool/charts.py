@@ -164,7 +164,7 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], axis: str) -> N
     axes.set_xlim(left=0)
     axes.set_xlabel(axis.capitalize())
     axes.set_ylabel(name_of(panel.metric))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.threshold is not None:

@@ -18,7 +18,8 @@ from rltool.configfiles import ConfigFiles
 from rltool.curves import Series, choose_estimate, common, moving_average, read_panel, read_series
 from rltool.errors import ConfigError
 from rltool.records import Record
-from rltool.schema import PlotConfig
+from rltool.registry import Schema
+from rltool.schema import CompareConfig, PlotConfig
 from rltool.selection import Group, Part, read_words, select
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -336,3 +337,9 @@ def test_a_real_run_is_drawn(ppo_run: Path, rltool: Rltool) -> None:
 def test_unknown_runs_raise_config_errors() -> None:
     with pytest.raises(ConfigError, match="there is no nowhere"):
         select([Part(None, ("nowhere",))], None)
+
+
+@pytest.mark.parametrize("schema", [PlotConfig, CompareConfig])
+def test_the_guide_explains_every_key(schema: type[Schema]) -> None:
+    told = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/comparing.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(schema.model_fields) - {"debug"} <= told

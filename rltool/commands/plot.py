@@ -65,7 +65,9 @@ def pooled(groups: Sequence[Group]) -> list[str]:
             keys = mixed(group, env)
             if keys:
                 more = f" and {len(keys) - 4} more keys" if len(keys) > 4 else ""
-                notes.append(f"{group.label}: runs on {env} are taken together that differ in {', '.join(keys[:4])}{more}")
+                notes.append(
+                    f"{group.label}: runs on {env} are taken together that differ in {', '.join(keys[:4])}{more}"
+                )
             if twice := repeated(group, env):
                 which = ", ".join(map(str, twice))
                 notes.append(
