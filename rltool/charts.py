@@ -26,6 +26,8 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _GREY = "0.45"
+# From here on numbers at the y axis are 100k and 1M.
+_LARGE = 1e5
 # Letters of a label that have room in an inch, beside the sign of its line.
 _LETTERS = 14
 # Narrower than that, in inches, no panel is put beside another.
@@ -118,7 +120,8 @@ def draw_curves(panels: Sequence[Panel], labels: Sequence[str], out: Path, *, ax
         for axes, panel in zip(grid, panels, strict=False):
             _draw_panel(axes, panel, labels, axis)
             if several or panel is panels[0]:
-                axes.set_title(_title(panel, labels, panels), loc="left")
+                title = textwrap.fill(_title(panel, labels, panels), int(_LETTERS * width / columns) - 4)
+                axes.set_title(title, loc="left")
         _legend(figure, labels, panels)
         _save(figure, out)
 
@@ -167,6 +170,8 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], axis: str) -> N
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if max(map(abs, axes.get_ylim())) >= _LARGE:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.threshold is not None:
         axes.axhline(panel.threshold, color=_GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1.5)
         axes.annotate(

@@ -14,8 +14,11 @@ from rltool.importing import missing_package
 _HEIGHT = 16
 # What stands at the right of the plot: its frame and the numbers of the axis.
 _MARGIN = 12
+# How far the axes go beyond what is drawn.
+_BEYOND = 1.02
+_LABEL = 40
 _COLOURS = ["blue", "red", "green", "magenta", "yellow", "cyan", "white"]
-_PLAIN = str.maketrans("─│┌┐└┘┤├┬┴┼", "-|+++++++++")
+_PLAIN = str.maketrans("▔─▁│┌┐└┘", "---|++++")
 _LETTERS = ["*", "o", "+", "x", "#", "@", "%"]
 
 
@@ -49,14 +52,30 @@ def text_of(panel: Panel, labels: list[str], *, axis: str, columns: int) -> str:
         "x_gridlines": [],
         "y_gridlines": [] if panel.threshold is None else [panel.threshold],
         "title": f"{name_of(panel.metric)} over {axis}, {panel.env}{_across(panel)}",
-        "legend_labels": [curve.label for curve in panel.curves],
+        "legend_labels": [short(curve.label) for curve in panel.curves],
         "x_min": 0,
+        "x_max": _BEYOND * max(curve.x[-1] for curve in panel.curves),
+        **_heights(panel),
     }
     text: str = plot_to_string(
         xs=[curve.x for curve in panel.curves], ys=[curve.y for curve in panel.curves], **options
     )
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return lines if unicode else lines.translate(_PLAIN)
+
+
+def short(label: str) -> str:
+    """A label that leaves room for something beside it."""
+    return label if len(label) <= _LABEL else f"{label[: _LABEL - 3]}..."
+
+
+def _heights(panel: Panel) -> dict[str, float]:
+    """What is to be seen of the y axis: every line, and the threshold."""
+    ends = [float(end) for curve in panel.curves for end in (curve.y.min(), curve.y.max())]
+    ends += [] if panel.threshold is None else [panel.threshold]
+    low, high = min(ends), max(ends)
+    room = (_BEYOND - 1) * (high - low) or 1.0
+    return {"y_min": low - room, "y_max": high + room}
 
 
 def _across(panel: Panel) -> str:

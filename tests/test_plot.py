@@ -297,6 +297,25 @@ def test_the_terminal_shows_it_at_80_columns(rltool: Rltool, two_groups: Path) -
     assert "oo ppo" in out
 
 
+def test_the_terminal_shows_the_threshold_too(rltool: Rltool, tmp_path: Path) -> None:
+    fake_run(tmp_path / "low", [(100, 5.0), (200, 5.0)])
+    lines = rltool("plot", "low")[1].splitlines()
+    across = [number for number, line in enumerate(lines) if re.fullmatch(r"│[▔─▁]{60,}│.*", line)]
+    curve = [number for number, line in enumerate(lines) if re.search("[⠀-⣿]{10}", line)]
+    assert lines[0].endswith("(line across: 475)")
+    assert len(across) == len(curve) == 1
+    assert across < curve  # 475 is above 5
+
+
+def test_a_long_label_is_cut_in_the_terminal_and_wrapped_in_a_picture(rltool: Rltool, tmp_path: Path) -> None:
+    for number in range(2):
+        fake_run(tmp_path / f"runs/{number}", [(100, 5.0), (200, 5.0)], network__hidden=[64] * (20 + number))
+    out = rltool("plot", "runs")[1]
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert rltool("plot", "runs", "out=a.svg")[0] == 0
+    assert not re.findall(r">[^<]{60,}</text>", Path("a.svg").read_text())
+
+
 def test_a_terminal_without_unicode_gets_ascii(two_groups: Path) -> None:
     script = (
         "import sys\nfrom rltool.cli import main\nassert main(['plot', 'runs']) == 0\n"

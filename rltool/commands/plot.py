@@ -15,6 +15,7 @@ from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
 from rltool.selection import Group, mixed, read_words, repeated, select
+from rltool.textplot import short, text_of
 from rltool.wording import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ def main(options: Options) -> int:
     panels = _panels(groups, config, notes)
     labels = [group.label for group in groups if any(group.label == c.label for panel in panels for c in panel.curves)]
     if config.out == _TERMINAL:
-        from rltool.textplot import text_of
-
         columns = min(shutil.get_terminal_size().columns, 120)
         print("\n\n".join(text_of(panel, labels, axis=config.x, columns=columns) for panel in panels))
         print(f"\n{_ends(panels, config.x)}")
@@ -156,7 +155,7 @@ def _ends(panels: Sequence[Panel], axis: str) -> str:
             interval = "" if curve.low is None or curve.high is None else _range(curve.low[-1], curve.high[-1])
             rows.append(
                 (
-                    curve.label,
+                    short(curve.label),
                     panel.env,
                     panel.metric,
                     f"{curve.x[-1]:,.0f}",
