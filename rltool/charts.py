@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rltool.curves import Curve, Panel
-from rltool.errors import ConfigError, Problem, RltoolError
+from rltool.errors import RltoolError
 from rltool.importing import missing_package
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rltool.comparison import Scores
 
-SUFFIXES = (".png", ".svg", ".pdf")
+PICTURES = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _GREY = "0.45"
@@ -68,24 +68,6 @@ _NAMES = {
     "eval/length_mean": "Evaluation episode length",
     "episode/length": "Training episode length",
 }
-
-
-def check_out(out: Path) -> None:
-    """Refuses a picture that cannot be written, before anything is drawn.
-
-    Raises:
-        ConfigError: it has another suffix than :data:`SUFFIXES`, or its directory is missing.
-    """
-    if out.suffix.lower() not in SUFFIXES:
-        raise ConfigError(
-            Problem(
-                "out", f"expected a file that ends in {', '.join(SUFFIXES)}, found {out}", "- draws in the terminal"
-            )
-        )
-    if not out.parent.is_dir():
-        raise ConfigError(Problem("out", f"there is no directory {out.parent}"))
-    if out.is_dir():
-        raise ConfigError(Problem("out", f"expected a file, found the directory {out}"))
 
 
 def name_of(metric: str) -> str:

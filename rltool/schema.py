@@ -892,7 +892,9 @@ class PlotConfig(Schema):
 
     metric: list[str] = Field(description="what to draw, a panel each: any name in metrics.jsonl", min_length=1)
     x: Literal["frames", "seconds"] = Field(description="what it is drawn over; seconds are those of the training loop")
-    out: str = Field(description="the picture: a .png, .svg or .pdf file; - draws in the terminal", min_length=1)
+    out: str = Field(
+        description="a .png, .svg or .pdf file, or a .csv of the points; - draws in the terminal", min_length=1
+    )
     group: list[str] | None = Field(
         description="keys whose values make a curve; []: all runs of an environment in one; null: all keys but the seed"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_words_are_keys_names_separators_and_runs(tmp_path: Path, monkeypatch: p
         (["empty"], "found none in empty"),
         (["a", "metric=eval/return_mena"], "Did you mean eval/return_mean"),
         (["a", "group=optim.lrr"], "group: no run has a key optim.lrr. Did you mean optim.lr"),
-        (["a", "out=a.gif"], "expected a file that ends in .png, .svg, .pdf, found a.gif"),
+        (["a", "out=a.gif"], "expected a file that ends in .png, .svg, .pdf, .csv, found a.gif"),
         (["a", "out=no/a.png"], "there is no directory no"),
     ],
 )
@@ -276,6 +277,24 @@ def test_a_picture_has_the_width_that_was_asked_for(rltool: Rltool, two_groups: 
     assert Path("a.png").stat().st_size < 150_000
     assert rltool("plot", "runs", "out=a.pdf")[0] == 0
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_points_as_a_table(rltool: Rltool, two_groups: Path) -> None:
+    assert rltool("plot", "runs", "out=a.csv")[0] == 0
+    with open("a.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert list(rows[0].values()) == ["CartPole-v1", "eval/return_mean", "dqn", "1", "100.0", "50.0", "", ""]
+    assert list(rows[-1].values()) == [
+        "CartPole-v1",
+        "eval/return_mean",
+        "ppo",
+        "2",
+        "500.0",
+        "500.5",
+        "500.0",
+        "501.0",
+    ]
 
 
 def test_many_long_labels_leave_the_panel_its_height(rltool: Rltool, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import sys
 import textwrap
@@ -9,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rltool.charts import check_out
-from rltool.errors import ConfigError, Problem
+from rltool.charts import PICTURES, draw_curves
+from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rltool.cli import Options
     from rltool.curves import Panel
 
-_TERMINAL = "-"
+_TERMINAL, _TABLE = "-", ".csv"
 # How many groups a note names.
 _NAMED = 3
 
@@ -36,7 +37,7 @@ def main(options: Options) -> int:
     """
     config, parts = read_words(options.overrides, PlotConfig, options.files(), "plot")
     if config.out != _TERMINAL:
-        check_out(Path(config.out))
+        _check_out(Path(config.out))
     groups = select(parts, config.group)
     notes: list[str] = []
     panels = _panels(groups, config, notes)
@@ -46,11 +47,13 @@ def main(options: Options) -> int:
         print("\n\n".join(text_of(panel, labels, axis=config.x, columns=columns) for panel in panels))
         print(f"\n{_ends(panels, config.x)}")
     else:
-        from rltool.charts import draw_curves
-
-        draw_curves(panels, labels, Path(config.out), axis=config.x, width=config.width)
+        out = Path(config.out)
+        if out.suffix.lower() == _TABLE:
+            _write_points(panels, out, config.x)
+        else:
+            draw_curves(panels, labels, out, axis=config.x, width=config.width)
         print(_ends(panels, config.x))
-        print(f"written to {shown(Path(config.out))}")
+        print(f"written to {shown(out)}")
     for note in joined([*pooled(groups), *notes]):
         print(_wrapped(f"note: {note}"))
     return 0
@@ -119,6 +122,44 @@ def check_metrics(groups: Sequence[Group], metrics: Sequence[str], key: str) -> 
         problems.append(Problem(key, f"none of the runs has measured {metric}", hint))
     if problems:
         raise ConfigError(problems)
+
+
+def _check_out(out: Path) -> None:
+    """Refuses a file that cannot be written, before anything is drawn.
+
+    Raises:
+        ConfigError: another suffix than those of pictures and of a table, or no such directory.
+    """
+    suffixes = (*PICTURES, _TABLE)
+    if out.suffix.lower() not in suffixes:
+        hint = "- draws in the terminal"
+        raise ConfigError(Problem("out", f"expected a file that ends in {', '.join(suffixes)}, found {out}", hint))
+    if not out.parent.is_dir():
+        raise ConfigError(Problem("out", f"there is no directory {out.parent}"))
+    if out.is_dir():
+        raise ConfigError(Problem("out", f"expected a file, found the directory {out}"))
+
+
+def _write_points(panels: Sequence[Panel], out: Path, axis: str) -> None:
+    """Writes every point of every curve as a row of CSV; a curve of one run has no interval.
+
+    Raises:
+        RltoolError: the file cannot be written.
+    """
+    try:
+        with open(out, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["environment", "metric", "curve", "seeds", axis, "value", "low", "high"])
+            for panel in panels:
+                for curve in panel.curves:
+                    unknown = [""] * len(curve.x)
+                    low = unknown if curve.low is None else curve.low.tolist()
+                    high = unknown if curve.high is None else curve.high.tolist()
+                    head = (panel.env, panel.metric, curve.label, curve.seeds)
+                    points = zip(curve.x.tolist(), curve.y.tolist(), low, high, strict=True)
+                    writer.writerows((*head, *point) for point in points)
+    except OSError as error:
+        raise RltoolError(f"cannot write {out}: {error.strerror}") from error
 
 
 def _panels(groups: Sequence[Group], config: PlotConfig, notes: list[str]) -> list[Panel]:
