@@ -120,8 +120,8 @@ def select(parts: Sequence[Part], keys: Sequence[str] | None) -> list[Group]:
     if problems:
         raise ConfigError(problems)
     if len(parts) > 1 or parts[0].name is not None:
-        labels = _labels(found, None)
-        return [Group(part.name or label, tuple(runs)) for part, label, runs in zip(parts, labels, found, strict=True)]
+        labels = _unique([part.name or label for part, label in zip(parts, _labels(found, None), strict=True)])
+        return [Group(label, tuple(runs)) for label, runs in zip(labels, found, strict=True)]
     (runs,) = found
     if keys is not None:
         _check_keys(keys, runs)
@@ -211,7 +211,7 @@ def _grouped(runs: Sequence[Record], keys: Sequence[str] | None) -> list[Group]:
     merged: dict[str, list[Record]] = {}
     for found in by_env.values():
         groups = list(found.values())
-        for label, members in zip(_labels(groups, keys), groups, strict=True):
+        for label, members in zip(_unique(_labels(groups, keys)), groups, strict=True):
             merged.setdefault(label, []).extend(members)
     return [Group(label, tuple(merged[label])) for label in sorted(merged, key=_by_numbers)]
 
@@ -232,7 +232,7 @@ def _chosen(run: Record, keys: Sequence[str]) -> dict[str, object]:
 
 
 def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> list[str]:
-    """What tells each group from the others."""
+    """What tells each group from the others; the same for those that nothing tells apart."""
     if keys is not None:
         values = [_chosen(runs[0], keys) for runs in groups]
         return [_words(of, _differing(values) or list(of)[:_KEYS_IN_A_LABEL]) or "all runs" for of in values]
@@ -242,6 +242,11 @@ def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> l
         rivals = [settings(other[0]) for other, kind in zip(groups, algos, strict=True) if kind == algo]
         text = _words(settings(runs[0]), _telling(rivals))
         labels.append(", ".join(filter(None, [algo if len(set(algos)) > 1 or not text else "", text])))
+    return labels
+
+
+def _unique(labels: Sequence[str]) -> list[str]:
+    """The labels, numbered where one occurs several times."""
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: number + 1].count(label)})"
         for number, label in enumerate(labels)

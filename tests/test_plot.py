@@ -85,6 +85,12 @@ def test_numbers_in_labels_are_in_order(tmp_path: Path) -> None:
     assert labels([str(tmp_path)]) == [f"env.num_envs={value}" for value in (8, 16, 128)]
 
 
+def test_groups_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    run = str(fake_run(tmp_path / "a", [(10, 1.0)]))
+    groups = select([Part(None, (run,)), Part("ours", (run,)), Part("ours", (run,)), Part(None, (run,))], None)
+    assert [found.label for found in groups] == ["ppo (1)", "ours (1)", "ours (2)", "ppo (2)"]
+
+
 def test_patterns_checkpoints_and_doubles(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "runs/a/0", [(10, 1.0)])
     (run / "checkpoints/best.ckpt").touch()
