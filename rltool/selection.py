@@ -140,11 +140,15 @@ def repeated(group: Group, env: str) -> list[int]:
 
 
 def settings(run: Record) -> dict[str, object]:
-    """The configuration by dotted keys, without the seed and what changes nothing about what is learned."""
+    """The configuration by dotted keys, without the seed and what changes nothing about what is learned.
+
+    Nulls and empty lists are left out: a run of an older rltool lacks the keys that came later.
+    """
     return {
         key: value
         for key, value in flat(run.config).items()
-        if not any(key.startswith(aside) if aside.endswith(".") else key == aside for aside in _ASIDE)
+        if value not in (None, [], {})
+        and not any(key.startswith(aside) if aside.endswith(".") else key == aside for aside in _ASIDE)
     }
 
 

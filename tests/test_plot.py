@@ -60,6 +60,12 @@ def test_runs_that_differ_in_the_seed_are_one_curve(tmp_path: Path) -> None:
     assert [(found.label, len(found.runs)) for found in groups] == [("dqn", 3), ("ppo", 3)]
 
 
+def test_a_key_that_an_older_rltool_did_not_have_makes_no_difference(tmp_path: Path) -> None:
+    fake_run(tmp_path / "0", [(10, 1.0)])
+    fake_run(tmp_path / "1", [(10, 1.0)], seed=1, stop__on=[], env__timeout=None)
+    assert labels([str(tmp_path)]) == ["ppo"]
+
+
 def test_a_label_is_what_differs(tmp_path: Path) -> None:
     for number, (lr, gamma) in enumerate([(1e-3, 0.9), (3e-4, 0.9), (3e-4, 0.99)]):
         fake_run(tmp_path / str(number), [(10, 1.0)], optim__lr=lr, algo__gamma=gamma)
@@ -242,9 +248,9 @@ def test_runs_without_the_metric_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_threshold_is_the_environments_or_the_users(tmp_path: Path) -> None:
-    assert Record(fake_run(tmp_path / "0")).threshold == 475
-    assert Record(fake_run(tmp_path / "1", env="NotRegistered-v0", stop__return_threshold=7)).threshold == 7
-    assert Record(fake_run(tmp_path / "2", env="NotRegistered-v0")).threshold is None
+    assert Record(fake_run(tmp_path / "0")).goal == 475
+    assert Record(fake_run(tmp_path / "1", env="NotRegistered-v0", stop__return_threshold=7)).goal == 7
+    assert Record(fake_run(tmp_path / "2", env="NotRegistered-v0")).goal is None
 
 
 # -------------------------------------------------------------------------------------------------------------- the picture
