@@ -890,6 +890,8 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool init --", "--help"),
         ("rltool checkpoint ru", ""),  # the shell completes paths
         ("rltool checkpoint --", "--help --json"),
+        ("rltool plot runs/a met", "metric="),
+        ("rltool compare a -- b --", "--help --json"),
     ],
 )
 def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:
