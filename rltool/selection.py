@@ -217,13 +217,15 @@ def _grouped(runs: Sequence[Record], keys: Sequence[str] | None) -> list[Group]:
         groups = list(found.values())
         for label, members in zip(_unique(_labels(groups, keys)), groups, strict=True):
             merged.setdefault(label, []).extend(members)
-    return [Group(label, tuple(merged[label])) for label in sorted(merged, key=_by_numbers)]
+    return [Group(label, tuple(merged[label])) for label in _in_order(list(merged))]
 
 
-def _by_numbers(label: str) -> list[tuple[bool, float, str]]:
-    """Sorts numbers in labels as numbers: 3e-4 before 0.001, 8 before 16."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label)
-    return [(number % 2 == 0, float(part) if number % 2 else 0.0, part) for number, part in enumerate(parts)]
+def _in_order(labels: list[str]) -> list[str]:
+    """Labels that differ in numbers only by these, 3e-4 before 0.001 and 8 before 16; others as they are."""
+    parts = {label: re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label) for label in labels}
+    if len({tuple(of[::2]) for of in parts.values()}) > 1:
+        return labels
+    return sorted(labels, key=lambda label: [float(number) for number in parts[label][1::2]])
 
 
 def _chosen(run: Record, keys: Sequence[str]) -> dict[str, object]:

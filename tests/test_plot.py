@@ -91,6 +91,11 @@ def test_numbers_in_labels_are_in_order(tmp_path: Path) -> None:
     assert labels([str(tmp_path)]) == [f"env.num_envs={value}" for value in (8, 16, 128)]
 
 
+def test_other_labels_are_in_the_order_of_the_words(tmp_path: Path) -> None:
+    words = [str(fake_run(tmp_path / algo, [(10, 1.0)], algo=algo)) for algo in ("ppo", "dqn", "sac")]
+    assert labels(words) == ["ppo", "dqn", "sac"]
+
+
 def test_groups_of_one_name_are_told_apart(tmp_path: Path) -> None:
     run = str(fake_run(tmp_path / "a", [(10, 1.0)]))
     groups = select([Part(None, (run,)), Part("ours", (run,)), Part("ours", (run,)), Part(None, (run,))], None)
