@@ -33,6 +33,8 @@ COMMANDS = {
     "rerun": "a new run with the configuration of another one",
     "checkpoint": "what a checkpoint holds, without importing torch",
     "doctor": "what is wrong with a run, and what to change",
+    "plot": "learning curves of runs, in a file or in the terminal",
+    "compare": "tables and a picture of two or more groups of runs",
     "list": "the environments, algorithms and other options there are",
     "config": "the resolved configuration, and where each value came from",
     "env": "look at an environment: spaces, a random rollout, what is wrong with it",
@@ -49,12 +51,17 @@ OPTIONS = {
     "rerun": ("--help", "--config-dir"),
     "checkpoint": ("--help", "--json"),
     "doctor": ("--help", "--json", "--rules"),
+    "plot": ("--help",),
+    "compare": ("--help", "--json"),
     "list": ("--help", "--config-dir"),
     "config": ("--help", "--config-dir", "--json", "--yaml"),
     "env": ("--help", "--config-dir"),
     "tune-speed": ("--help", "--config-dir", "--seconds"),
     "init": ("--help",),
 }
+# Commands in which -- stands between groups of words; argparse would take it out.
+_GROUPING = ("plot", "compare")
+_SEPARATOR, _STAND_IN = "--", "\0"
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -252,6 +259,8 @@ def parse(command: str, words: Sequence[str]) -> Options:
         parser.add_argument("--yaml", action="store_true")
     if command == "tune-speed":
         parser.add_argument("--seconds", type=_seconds, default=2.0)
+    if command in _GROUPING:
+        words = [_STAND_IN if word == _SEPARATOR else word for word in words]
     known, unknown = parser.parse_known_intermixed_args(list(words))
     if unknown:
         raise ConfigError([_unknown_option(parser, word) for word in unknown])
@@ -264,7 +273,7 @@ def parse(command: str, words: Sequence[str]) -> Options:
     if given.get("multirun") and passed:
         raise ConfigError(Problem("", f"expected one configuration for {passed[0]}, found --multirun", "Leave -m out"))
     config_dir = given.get("config_dir")
-    overrides, search_path = _search_path(given["overrides"])
+    overrides, search_path = _search_path([_SEPARATOR if word == _STAND_IN else word for word in given["overrides"]])
     return Options(
         overrides=tuple(overrides),
         multirun=bool(given.get("multirun")) or "hydra.mode=MULTIRUN" in overrides,

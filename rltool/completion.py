@@ -74,6 +74,10 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
     if command in _OF_RUNS:  # paths the shell completes itself
         print(" ".join(name for name in _run_names() if name.startswith(current)))
         return
+    if command in ("plot", "compare"):  # keys; paths are completed by the shell
+        keys = [f"{key}=" for key in files.primary(command)]
+        print(" ".join(key for key in keys if key.startswith(current)))
+        return
     if command == "list":
         print(" ".join(group for group in files.groups() if group.startswith(current)))
         return

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -214,6 +214,14 @@ def read_yaml(path: Path) -> dict[str, object]:
     if not isinstance(tree, dict):
         raise ConfigError(Problem("", f"expected key: value lines in {path}, found {type(tree).__name__}"))
     return tree
+
+
+def read_value(text: str) -> object:
+    """A value as it stands in a YAML file; the text itself where it is no YAML."""
+    try:
+        return cast("object", yaml.load(text, _Loader))  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError:
+        return text
 
 
 def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:

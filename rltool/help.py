@@ -66,6 +66,19 @@ _EXAMPLES = {
         ("rltool doctor runs/… --json", "for programs"),
         ("rltool doctor --rules", "the faults it knows, by the names that stop.on takes"),
     ),
+    "plot": (
+        ("rltool plot runs/cartpole-ppo", "in the terminal; runs that differ in the seed are one curve"),
+        ("rltool plot runs/cartpole-* out=curves.pdf", ""),
+        ("rltool plot runs/… metric=eval/return_mean,episode/return", "a panel each"),
+        ("rltool plot runs/sweeps/… group=optim.lr out=lr.svg width=7", "a curve for each value"),
+        ("rltool plot 'ours=runs/a/*' 'baseline=runs/b/*' x=seconds", "names of your own"),
+    ),
+    "compare": (
+        ("rltool compare runs/cartpole-ppo -- runs/cartpole-dqn", ""),
+        ("rltool compare ppo=runs/cartpole-ppo -- dqn=runs/cartpole-dqn", "names of your own"),
+        ("rltool compare runs/sweeps/… group=optim.lr out=tables", "files for a paper, too"),
+        ("rltool compare runs/cartpole-ppo -- runs/cartpole-dqn --json", "for programs"),
+    ),
     "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),
     "config": (
         ("rltool config algo=ppo env=cartpole optim.lr=1e-3", "YAML, with the source of each value"),
@@ -91,6 +104,8 @@ _USAGE = {
     "rerun": "rltool rerun RUN [KEY=VALUE …] [options]",
     "checkpoint": "rltool checkpoint PATH [options]",
     "doctor": "rltool doctor [RUN …] [options]",
+    "plot": "rltool plot [NAME=]RUN… [-- [NAME=]RUN… …] [KEY=VALUE …]",
+    "compare": "rltool compare [NAME=]RUN… -- [NAME=]RUN… [-- …] [KEY=VALUE …] [options]",
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
@@ -119,6 +134,13 @@ _ABOUT = {
     "doctor": "Reads the metrics of runs and says what is wrong with them: what was seen, the likely cause, and which keys to "
     "change in which direction. It works while a run trains, too, where the same findings are told as they come and written "
     "to health.jsonl. RUN is a run directory, or a directory of them. torch is not imported.",
+    "plot": "Draws learning curves. RUN is a run, a directory with runs in it, or a pattern ('runs/cartpole-*'). Runs with the same "
+    "configuration but the seed make one curve: a line over the seeds and a band, the 95 % interval of a bootstrap; a "
+    "curve goes as far as all its seeds reach. A panel for each metric and environment. Extra: plots.",
+    "compare": "Compares groups of runs: mean, median and interquartile mean of their scores with 95 % intervals, how probably one "
+    "is better than the other, frames and seconds to the threshold, as Markdown. -- stands between groups; without it, "
+    "runs with the same configuration but the seed are one. RUN is a run, a directory with runs in it, or a pattern. "
+    "Extra: plots.",
     "list": "Lists the options of a group (env, algo, network, …; plurals are fine) with a line about each, or all groups.",
     "config": "Prints the configuration that rltool train would run with the same words, and where each value came from. "
     "Trains nothing.",
@@ -210,6 +232,11 @@ def page(command: str, options: Options) -> str:
         from rltool.schema import EvalRunConfig
 
         lines += ["", _heading("keys"), *_keys(EvalRunConfig, files.primary("eval"), "")]
+    elif command in ("plot", "compare"):
+        from rltool.schema import CompareConfig, PlotConfig
+
+        schema = PlotConfig if command == "plot" else CompareConfig
+        lines += ["", _heading("keys"), *_keys(schema, files.primary(command), "")]
     elif command == "env":
         from rltool.schema import EnvCheckConfig
 

@@ -28,6 +28,9 @@ EXTRAS = {
     "imageio_ffmpeg": "video",
     "torchvision": "vision",
     "wandb": "wandb",
+    "matplotlib": "plots",
+    "scipy": "plots",
+    "uniplot": "plots",
 }
 
 

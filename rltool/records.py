@@ -99,6 +99,18 @@ class Record:
         points = self.points if "points" in vars(self) else self._points_with(name)
         return [(int(point["frames"]), point[name]) for point in points if name in point]
 
+    @cached_property
+    def times(self) -> list[tuple[int, float]]:
+        """Frames, and the seconds that the training loop took for them; what lies between two sessions is left out."""
+        frames, seconds = 0, 0.0
+        times = []
+        for point in self.points:
+            if (speed := point.get("time/frames_per_second", 0.0)) > 0:
+                seconds += (point["frames"] - frames) / speed
+                frames = int(point["frames"])
+                times.append((frames, seconds))
+        return times
+
     @property
     def env(self) -> str:
         """Full id of the environment; ``?`` where nothing says so."""
@@ -140,6 +152,12 @@ class Record:
         with suppress(Exception):  # of names that no plugin of this process has registered, in many ways
             return gymnasium.spec(self.env).reward_threshold
         return None
+
+    @property
+    def goal(self) -> float | None:
+        """The mean return to be reached: that at which the environment counts as solved, else that at which the run stops."""
+        stop = self._node("stop").get("return_threshold")
+        return self.threshold if self.threshold is not None or not isinstance(stop, int | float) else float(stop)
 
     @cached_property
     def best(self) -> tuple[int, float] | None:

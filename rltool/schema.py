@@ -53,6 +53,8 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 PositiveReal = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeReal = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
+Resamples = Annotated[int, BeforeValidator(_whole), Field(ge=100, le=1_000_000)]
+Inches = Annotated[float, Field(ge=2.5, le=40, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -883,3 +885,51 @@ class EnvCheckConfig(Schema):
     plugins: list[str] = Field(description="modules imported first; they may register environments")
     debug: bool = Field(description="show tracebacks")
     env: SerializeAsAny[EnvConfig] = Field(description="the environment")
+
+
+class PlotConfig(Schema):
+    """The configuration of ``rltool plot``; the runs are named beside it."""
+
+    metric: list[str] = Field(description="what to draw, a panel each: any name in metrics.jsonl", min_length=1)
+    x: Literal["frames", "seconds"] = Field(description="what it is drawn over; seconds are those of the training loop")
+    out: str = Field(
+        description="a .png, .svg or .pdf file, or a .csv of the points; - draws in the terminal", min_length=1
+    )
+    group: list[str] | None = Field(
+        description="keys whose values make a curve; []: all runs of an environment in one; null: all keys but the seed"
+    )
+    estimate: Literal["auto", "mean", "median", "iqm"] = Field(
+        description="the line over the seeds; auto: the interquartile mean where every curve has 4 seeds, else the mean"
+    )
+    resamples: Resamples = Field(description="resamples of the bootstrap behind a band")
+    smooth: Literal["auto"] | PositiveCount | None = Field(
+        description="points in a moving average; auto: a tenth of them for training episodes, none for the rest; null: none"
+    )
+    threshold: Literal["auto"] | Real | None = Field(
+        description="a line across the returns, at a number; auto: where the environment counts as solved, if it says so; null: "
+        "none"
+    )
+    width: Inches = Field(description="of the picture, in inches: 3.5 is a column, 7 a page")
+    debug: bool = Field(description="show tracebacks")
+
+
+class CompareConfig(Schema):
+    """The configuration of ``rltool compare``; the runs are named beside it."""
+
+    metric: str = Field(description="what is compared, the larger the better: any name in metrics.jsonl", min_length=1)
+    at: Literal["last", "best", "auc"] = Field(
+        description="a run's score; last: the policy it ended with; best: its best evaluation (flatters: a maximum of "
+        "noise); auc: the mean over the frames that all runs have"
+    )
+    out: str | None = Field(
+        description="a directory for table.md, table.csv, comparison.png and comparison.svg; null: none", min_length=1
+    )
+    group: list[str] | None = Field(
+        description="without --: keys whose values make a group; null: all keys but the seed"
+    )
+    resamples: Resamples = Field(description="resamples of the bootstrap behind an interval")
+    threshold: Literal["auto"] | Real | None = Field(
+        description="the return to be reached, a number; auto: where the environment counts as solved, if it says so; null: nothing"
+    )
+    width: Inches = Field(description="of the picture, in inches")
+    debug: bool = Field(description="show tracebacks")

@@ -193,6 +193,8 @@ def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -
         ["diff"],
         ["rerun"],
         ["checkpoint"],
+        ["plot"],
+        ["compare", "nowhere"],
         ["init"],
         ["lst"],
         ["-sc", "install=bash"],
@@ -915,6 +917,8 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool init --", "--help"),
         ("rltool checkpoint ru", ""),  # the shell completes paths
         ("rltool checkpoint --", "--help --json"),
+        ("rltool plot runs/a met", "metric="),
+        ("rltool compare a -- b --", "--help --json"),
     ],
 )
 def test_completion(command: Rltool, monkeypatch: pytest.MonkeyPatch, line: str, expected: str) -> None:

@@ -17,16 +17,17 @@ from rltool import config, registry
 from rltool.commands.config import provenance
 from rltool.composition import compose, read_overrides
 from rltool.config import Tree, load, load_as, load_node, schema_of
-from rltool.configfiles import ConfigFiles, conf_dir
+from rltool.configfiles import ConfigFiles, conf_dir, flat
 from rltool.errors import ConfigError
-from rltool.launch import check, check_jobs, flat
+from rltool.launch import check, check_jobs
 from rltool.registry import Schema
-from rltool.schema import EnvCheckConfig, EvalRunConfig, RunConfig
+from rltool.schema import CompareConfig, EnvCheckConfig, EvalRunConfig, PlotConfig, RunConfig
 from rltool.wording import Shape
 
 FILES = ConfigFiles.find_main()
 PARTIAL = ("tuned", "experiment")
 OPTIONS = {group: list(FILES.options(group)) for group in FILES.groups() if group not in PARTIAL}
+OTHERS = {"eval": EvalRunConfig, "env": EnvCheckConfig, "plot": PlotConfig, "compare": CompareConfig}
 # A run that every option can be part of.
 BASE = {"env": "cartpole", "algo": "dqn"}
 
@@ -114,7 +115,7 @@ def test_an_algorithm_is_valid_with_what_it_brings_along(algo: str) -> None:
     assert load(tree(algo=algo)).algo.kind
 
 
-@pytest.mark.parametrize(("name", "schema"), [("eval", EvalRunConfig), ("env", EnvCheckConfig)])
+@pytest.mark.parametrize(("name", "schema"), OTHERS.items())
 def test_the_config_of_another_command_has_exactly_the_keys_of_its_schema(name: str, schema: type[Schema]) -> None:
     choices = [f"{group}=cartpole" for group in FILES.defaults(name)]
     assert set(compose(choices, FILES, name).tree) == set(schema.model_fields)
@@ -125,7 +126,7 @@ def test_the_primary_config_has_every_key_that_no_group_has() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    schemas: list[type[Schema]] = [RunConfig, EvalRunConfig, EnvCheckConfig]
+    schemas: list[type[Schema]] = [RunConfig, *OTHERS.values()]
     for group in FILES.groups():
         schemas += registry.kinds(group).values()
     for schema in schemas:

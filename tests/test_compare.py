@@ -1,0 +1,251 @@
+"""rltool compare: estimates of several seeds, and the tables and pictures made of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import fake_run
+
+from rltool import cli
+from rltool.estimates import Estimate, band, estimate, improvement, iqm, mean, median
+
+Rltool = Callable[..., tuple[int, str, str]]
+N = 500  # resamples
+
+
+@pytest.fixture
+def rltool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rltool:
+    """``rltool WORDS`` in an empty directory, at 80 columns: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(words)
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def array(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(values, float)
+
+
+# -------------------------------------------------------------------------------------------------------------- estimates
+
+
+def test_estimates_of_known_numbers() -> None:
+    assert iqm(array(8, 1, 2, 7, 3, 6, 5, 4)) == 4.5  # (3 + 4 + 5 + 6) / 4
+    assert iqm(array(0, 1, 2, 1000)) == 1.5
+    assert iqm(array(1, 2, 3, 4), array(5, 6, 7, 8)) == 4.5  # of all strata together
+    assert mean(array(0, 2), array(10, 20, 30)) == 10.5  # of the strata's means, 1 and 20
+    assert median(array(1, 2, 30)) == 2
+    assert median(array(0, 2), array(10, 20, 30), array(5)) == 5  # of the strata's means
+    assert improvement(array(2, 3), array(1, 2)) == 0.875  # three pairs and a tie, of four
+    assert improvement(array(1, 2), array(1, 2)) == 0.5
+    assert improvement(array(2, 3), array(0), array(1, 2), array(1)) == (0.875 + 0) / 2
+
+
+def test_the_interval_of_two_seeds_is_their_range() -> None:
+    # A quarter of the resamples takes the one twice, a quarter the other: both lie within 95 %.
+    assert estimate([array(0, 1)], mean, N) == Estimate(0.5, 0.0, 1.0)
+
+
+def test_the_interval_of_many_seeds_is_the_normal_one() -> None:
+    scores = np.random.default_rng(0).normal(size=400)
+    found = estimate([scores], mean, 4000)
+    error = scores.std() / np.sqrt(len(scores))
+    assert found.low is not None
+    assert found.high is not None
+    np.testing.assert_allclose(
+        [found.low, found.high], scores.mean() + np.array([-1.96, 1.96]) * error, atol=0.1 * error
+    )
+    assert found.low < found.value < found.high
+
+
+def test_equal_seeds_have_an_interval_of_no_width_and_one_seed_has_none() -> None:
+    assert estimate([array(3, 3, 3)], iqm, N) == Estimate(3.0, 3.0, 3.0)
+    assert estimate([array(3)], iqm, N) == Estimate(3.0, None, None)
+    assert estimate([array(2, 3), array(1)], improvement, N) == Estimate(1.0, None, None)
+    assert band(np.zeros((1, 5)), mean, N) is None
+
+
+def test_seeds_are_resampled_within_their_environment() -> None:
+    assert estimate([array(0, 0), array(10, 10)], mean, N) == Estimate(5.0, 5.0, 5.0)
+
+
+def test_the_same_scores_give_the_same_interval() -> None:
+    assert estimate([array(1, 5, 6, 9)], iqm, N) == estimate([array(1, 5, 6, 9)], iqm, N)
+
+
+# ------------------------------------------------------------------------------------------------------------------ tables
+
+
+def runs(root: Path, curves: Sequence[Sequence[tuple[int, float]]], **changes: object) -> str:
+    """A run for each curve, with seeds 0, 1, …; returns the directory as one would type it."""
+    for seed, curve in enumerate(curves):
+        fake_run(root / str(seed), curve, seed=seed, **changes)  # type: ignore[arg-type]
+    return root.name
+
+
+def ends(*scores: float) -> list[list[tuple[int, float]]]:
+    """Curves of two evaluations, the last of which is the score; the first is better."""
+    return [[(100, score + 1000), (200, score)] for score in scores]
+
+
+def read(rltool: Rltool, *words: str) -> dict[str, object]:
+    code, out, err = rltool("compare", *words, "--json")
+    assert (code, err) == (0, "")
+    tree = json.loads(out)
+    assert list(tree) == ["metric", "at", "environments", "all", "notes"]
+    assert isinstance(tree, dict)
+    return tree
+
+
+def test_the_score_is_that_of_the_last_policy(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = runs(tmp_path / "a", ends(2, 3)), runs(tmp_path / "b", ends(1, 2), algo="dqn")
+    env = read(rltool, a, "--", b)["environments"]["CartPole-v1"]  # type: ignore[index]
+    assert list(env["groups"]) == ["ppo", "dqn"]
+    assert env["groups"]["ppo"]["mean"] == {"value": 2.5, "low": 2.0, "high": 3.0}
+    assert [run["score"] for run in env["groups"]["dqn"]["runs"]] == [1, 2]
+    (pair,) = env["improvement"]
+    assert (pair["a"], pair["b"], pair["value"]) == ("ppo", "dqn", 0.875)
+    assert pair["low"] < 0.875 <= pair["high"] == 1
+
+
+def test_the_best_evaluation_flatters_and_says_so(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = runs(tmp_path / "a", ends(2, 3)), runs(tmp_path / "b", ends(1, 2), algo="dqn")
+    tree = read(rltool, a, "--", b, "at=best")
+    assert tree["environments"]["CartPole-v1"]["groups"]["ppo"]["mean"]["value"] == 1002.5  # type: ignore[index]
+    assert "it flatters" in " ".join(tree["notes"])  # type: ignore[arg-type]
+
+
+def test_the_mean_over_training_is_over_the_frames_that_all_have(rltool: Rltool, tmp_path: Path) -> None:
+    a = runs(tmp_path / "a", [[(0, 0), (100, 10), (1000, 10_000)]])  # 5 on average up to frame 100
+    b = runs(tmp_path / "b", [[(0, 2), (50, 4), (100, 2)]], algo="dqn")  # 3
+    tree = read(rltool, a, "--", b, "at=auc")
+    groups = tree["environments"]["CartPole-v1"]["groups"]  # type: ignore[index]
+    assert [groups[name]["mean"]["value"] for name in ("ppo", "dqn")] == [5, 3]
+    assert "CartPole-v1: the mean is over frames 0 to 100, which all runs have" in tree["notes"]  # type: ignore[operator]
+
+
+def test_frames_and_seconds_to_the_threshold(rltool: Rltool, tmp_path: Path) -> None:
+    curves = [[(100, 1.0), (200, 9.0), (300, 1.0)], [(100, 1.0), (300, 9.0)], [(300, 1.0)]]
+    points = [{"frames": 300, "time/frames_per_second": 10.0}]
+    a, b = runs(tmp_path / "a", curves, points=points), runs(tmp_path / "b", curves[2:], points=points, algo="dqn")
+    groups = read(rltool, a, "--", b, "threshold=9")["environments"]["CartPole-v1"]["groups"]  # type: ignore[index]
+    assert groups["ppo"]["reached"] == 2
+    assert groups["ppo"]["frames_to_threshold"] == 300  # of 200, 300 and never
+    assert groups["ppo"]["seconds_to_threshold"] == 30
+    assert [run["seconds_to_threshold"] for run in groups["ppo"]["runs"]] == [20, 30, None]
+    assert groups["dqn"]["reached"] == 0
+    assert groups["dqn"]["frames_to_threshold"] is None
+
+
+def test_what_makes_an_interval_less_than_it_looks_is_said(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = runs(tmp_path / "a", ends(2, 2)), runs(tmp_path / "b", [[(500, 1.0)]], algo="dqn", status=None)
+    notes = read(rltool, a, "--", b)["notes"]
+    assert notes == [
+        "ppo: all seeds on CartPole-v1 score the same; an interval of no width says nothing of other seeds",
+        "dqn: one seed on CartPole-v1; an interval over one seed cannot be had",
+        "dqn: not every run on CartPole-v1 is finished (1 killed); what they have measured so far counts",
+        "CartPole-v1: unequal numbers of seeds: 2 ppo, 1 dqn",
+        "CartPole-v1: unequal budgets (median frames): ppo 200, dqn 500",
+    ]
+
+
+def test_several_environments_are_strata(rltool: Rltool, tmp_path: Path) -> None:
+    for env, factor in (("CartPole-v1", 475), ("LunarLander-v3", 200)):  # their thresholds
+        runs(tmp_path / f"a-{env}", ends(1.0 * factor, 1.2 * factor), env=env)
+        runs(tmp_path / f"b-{env}", ends(0.4 * factor, 0.6 * factor, 0.8 * factor), env=env, algo="dqn")
+    both = read(rltool, "a-*", "--", "b-*")["all"]
+    found = both["normalised"]  # type: ignore[index]
+    np.testing.assert_allclose([found["ppo"]["mean"]["value"], found["dqn"]["mean"]["value"]], [1.1, 0.6])
+    assert both["improvement"][0]["value"] == 1  # type: ignore[index]
+
+
+def test_without_a_threshold_nothing_is_normalised(rltool: Rltool, tmp_path: Path) -> None:
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        runs(tmp_path / f"a-{env}", ends(3, 4), env=env)
+        runs(tmp_path / f"b-{env}", ends(1, 2), env=env, algo="dqn")
+    tree = read(rltool, "a-*", "--", "b-*")
+    assert tree["all"]["normalised"] == {}  # type: ignore[index]
+    assert tree["all"]["improvement"][0]["value"] == 1  # type: ignore[index]
+    assert "Pendulum-v1 has no threshold above 0" in " ".join(tree["notes"])  # type: ignore[arg-type]
+
+
+def test_an_environment_that_one_group_lacks_is_no_part_of_the_whole(rltool: Rltool, tmp_path: Path) -> None:
+    for env in ("CartPole-v1", "LunarLander-v3", "Acrobot-v1"):
+        runs(tmp_path / f"a-{env}", ends(3, 4), env=env)
+        if env != "Acrobot-v1":
+            runs(tmp_path / f"b-{env}", ends(1, 2), env=env, algo="dqn")
+    tree = read(rltool, "a-*", "--", "b-*")
+    assert list(tree["environments"]["Acrobot-v1"]["groups"]) == ["ppo"]  # type: ignore[index]
+    assert "a group has no score there: Acrobot-v1" in " ".join(tree["notes"])  # type: ignore[arg-type]
+
+
+def test_markdown_is_readable_at_80_columns(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = runs(tmp_path / "a", ends(210, 250, 300)), runs(tmp_path / "b", ends(90, 120, 200), algo="dqn")
+    code, out, _ = rltool("compare", a, "--", b)
+    assert code == 0
+    assert "### CartPole-v1, solved at 475" in out
+    assert re.search(
+        r"^\| ppo +\| 3 +\| 253 \[210, 300\] +\| 253 \[210, 300\] +\| 250 \[210, 300\] \|$", out, re.MULTILINE
+    )
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "dqn: 3 seeds on CartPole-v1; an interval over so few is rough" in " ".join(out.split())
+
+
+def test_a_run_without_metrics_has_the_score_of_its_summary(rltool: Rltool, tmp_path: Path) -> None:
+    for name, algo in (("a", "ppo"), ("b", "dqn")):
+        summary = fake_run(tmp_path / name, algo=algo) / "summary.json"
+        tree = json.loads(summary.read_text()) | {"last_evaluation": {"mean": 7.0, "frames": 10, "episodes": 5}}
+        summary.write_text(json.dumps(tree))
+    groups = read(rltool, "a", "--", "b")["environments"]["CartPole-v1"]["groups"]  # type: ignore[index]
+    assert groups["ppo"]["mean"] == {"value": 7.0, "low": None, "high": None}
+
+
+def test_files_for_a_paper(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = runs(tmp_path / "a", ends(2, 3)), runs(tmp_path / "b", ends(1, 2))
+    code, out, _ = rltool("compare", f"ours={a}", "--", f"theirs={b}", "out=paper/figures")
+    assert code == 0
+    out_dir = tmp_path / "paper/figures"
+    assert sorted(path.name for path in out_dir.iterdir()) == [
+        "comparison.png", "comparison.svg", "table.csv", "table.md",
+    ]  # fmt: skip
+    assert (out_dir / "table.md").read_text().strip() in out
+    with open(out_dir / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["group"], row["mean"], row["mean_low"], row["iqm_high"]) for row in rows] == [
+        ("ours", "2.5", "2.0", "3.0"),
+        ("theirs", "1.5", "1.0", "2.0"),
+    ]
+    svg = (out_dir / "comparison.svg").read_text()
+    assert "Evaluation return, last policy" in svg
+    assert "theirs" in svg
+    assert (out_dir / "comparison.png").stat().st_size < 150_000
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["a"], "expected two or more groups, found one: ppo"),
+        (["a", "--", "nowhere", "no*thing"], "2 problems"),
+        (["a", "--", "b", "at=end"], "at: expected one of last, best, auc"),
+        (["a", "--", "b", "metric=eval/return_men"], "Did you mean eval/return_mean"),
+        (["a", "--", "b", "out=file"], "out: expected a directory, found the file file"),
+    ],
+)
+def test_mistakes_are_told_and_return_2(rltool: Rltool, tmp_path: Path, words: list[str], answer: str) -> None:
+    runs(tmp_path / "a", ends(2, 3))
+    runs(tmp_path / "b", ends(1, 2))
+    (tmp_path / "file").touch()
+    code, _, err = rltool("compare", *words)
+    assert code == 2
+    assert answer in err
