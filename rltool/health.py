@@ -135,7 +135,7 @@ class Rule:
                 continue
             now = history.key(key)
             shown = json.dumps(now) if not isinstance(now, str) else now
-            if change != shown:
+            if change != shown and not (now == 0 and change.startswith("lower")):
                 advice.append(f"{key}: {change}" + ("" if isinstance(now, Mapping | list) else f" (now {shown})"))
         return advice
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 WATCHED = ("train/loss", "train/grad_norm")
 
 
+# What shapes learning: the hyper-parameters. The rest of the configuration says where things go and what is shown.
+_LEARNING = ("env", "algo", "network", "buffer", "optim", "total_frames", "seed")
+
+
 class Clock:
     """Seconds spent on each part of the loop, by laps: each lap is the time since the one before."""
 
@@ -339,8 +343,9 @@ class Recorder:
         finals = {name: value for name, value in self._scalars.items() if name.startswith(("eval/", "episode/"))}
         if self.best is not None:
             finals["eval/best_return_mean"] = self.best.mean
+        config = self.config.model_dump(mode="json")
         self._logger.hparams(
-            self.config.model_dump(mode="json"), finals | {"time/seconds": float(cast("float", summary["seconds"]))}
+            {key: config[key] for key in _LEARNING}, finals | {"time/seconds": float(cast("float", summary["seconds"]))}
         )
 
     def result_rows(self, ended: str) -> list[tuple[str, str]]:
