@@ -108,5 +108,5 @@ def test_hyperparameters_histograms_and_scalars_are_on_the_page(tmp_path: Path) 
             f"{address}#histograms",
             *("critic/q_values", "critic/td_errors", "data/advantages", "grads 12", "params 12", "policy 2"),
         )
-        text_of(socket, f"{address}#timeseries", "critic/explained_variance", "buffer/filled", "first-run")
+        text_of(socket, f"{address}#timeseries", "buffer/filled", "buffer/replay_age", "first-run")
     assert result["status"] == "finished"
