@@ -59,7 +59,7 @@ def rltool(task: Task, seed: int, directory: Path) -> dict[str, Any]:
     words = [
         "train", f"algo={task.algo}", f"env={task.env}", f"seed={seed}", f"hydra.run.dir={directory}/run", "quiet=true",
         f"eval.interval={task.interval}", f"eval.episodes={EPISODES}", f"stop.return_threshold={task.threshold}",
-        "stop.evaluations=1",
+        "stop.evaluations=1", "eval.final_episodes=0",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "rltool", *words], check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((directory / "run" / "summary.json").read_text())

@@ -42,6 +42,8 @@ _BEFORE: dict[str, JsonValue] = {
     "env.timeout": None,
     "network.precision": "float32",
     "stop.on": [],
+    "eval.final_episodes": 0,
+    "eval.video_interval": None,
 }
 LAST, BEST, SUFFIX = "last.ckpt", "best.ckpt", ".ckpt"
 # Keys of the file's metadata: the state as JSON, who wrote it, and the checksum of all other bytes of the file.

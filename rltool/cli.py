@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The commands and what each does, in the order of the help page; each is a module of rltool.commands.
 COMMANDS = {
     "train": "train an agent",
-    "eval": "evaluate a checkpoint",
+    "eval": "evaluate checkpoints, one or several",
     "runs": "the runs there are, chosen and sorted by any column or key",
     "show": "one run on one screen: what it was, how it went, what to type next",
     "diff": "what differs between runs, and their results side by side",

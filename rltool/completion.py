@@ -90,7 +90,8 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
         if option == "???" and group not in chosen
     ]
     multirun = ["-m"] if options.multirun else []
-    os.environ["COMP_LINE"] = " ".join(["rltool", *multirun, *choices, *options.overrides, current])
+    overrides = [word for word in options.overrides if "=" in word]  # paths are words of their own
+    os.environ["COMP_LINE"] = " ".join(["rltool", *multirun, *choices, *overrides, current])
     directory = ["--config-dir", str(options.config_dir)] if options.config_dir is not None else []
     _hydra(name, [*words, *directory])
 

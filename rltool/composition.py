@@ -34,9 +34,9 @@ from rltool.wording import did_you_mean, nearest
 VERSION_BASE = "1.3"
 
 # Keys whose value is a path: relative to where the user typed it, absolute from here on.
-PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out"})
+PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out", "trajectories"})
 # Those whose file or run is there already: a run can be named by the end of its path.
-_FOUND_KEYS = PATH_KEYS - {"out"}
+_FOUND_KEYS = PATH_KEYS - {"out", "trajectories"}
 
 # How many options stand in for a missing or misspelt choice while the other problems are looked for.
 _STAND_INS = 2

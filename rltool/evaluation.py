@@ -15,6 +15,7 @@ from rltool import reporting
 from rltool.contract import leaves_of
 from rltool.envs import single_env
 from rltool.errors import ConfigError, EnvironmentFault, NonFiniteError, Problem
+from rltool.intervals import bootstrap_interval, interquartile_mean
 from rltool.seeding import Stream, generator, seed_world, seeds, untouched_world
 from rltool.watchdog import CALLS, Watchdog, end_process
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from rltool.collect import Explorer, TensorLeaves
     from rltool.schema import EnvConfig, EvalRunConfig
     from rltool.spaces import LeafSpec, Leaves
+    from rltool.trajectories import Trajectories
     from rltool.video import Film
-
-BOOTSTRAP_RESAMPLES = 10_000
 
 
 class Actor(Protocol):
@@ -88,21 +88,30 @@ class EvalReport:
         return asdict(self)
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
-    """Mean of what is left after a quarter of the values is cut off at each end (rounded down)."""
-    ordered = np.sort(np.asarray(values, np.float64))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
+@dataclass(frozen=True)
+class Limit:
+    """What an evaluation may cost: no episode begins after so many steps of all of them together.
+
+    Those that have begun are finished, so that short episodes are not preferred. Steps and not seconds: the same policy
+    is judged by the same episodes on every machine.
+
+    Attributes:
+        steps: of all episodes together.
+        at_least: episodes that are run whatever they cost.
+        asked_to_stop: looked at after every step; where it says yes, :class:`Stopped` is raised.
+    """
+
+    steps: int
+    at_least: int
+    asked_to_stop: Callable[[], bool]
+
+    def forbids(self, episode: int, lengths: Sequence[int]) -> bool:
+        """Whether an episode may not begin any more, after so many steps of those before it."""
+        return episode >= self.at_least and sum(lengths) >= self.steps
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean (Efron 1979), the same for the same values."""
-    array = np.asarray(values, np.float64)
-    if len(array) == 1 or array.min() == array.max():
-        return float(array.min()), float(array.max())
-    draws = np.random.default_rng(seed).integers(len(array), size=(BOOTSTRAP_RESAMPLES, len(array)))
-    low, high = np.quantile(array[draws].mean(1), [0.025, 0.975])
-    return float(low), float(high)
+class Stopped(Exception):
+    """An evaluation was asked to stop before its end."""
 
 
 class Evaluator:
@@ -139,6 +148,8 @@ class Evaluator:
         frames: int = 0,
         checkpoint: str | None = None,
         film: Film | None = None,
+        trajectories: Trajectories | None = None,
+        limit: Limit | None = None,
     ) -> EvalReport:
         """Runs ``episodes`` episodes; the i-th starts at the i-th seed of the stream, whichever environment runs it.
 
@@ -151,15 +162,26 @@ class Evaluator:
             frames: frame counter of the policy (an ε schedule samples as it stands there).
             checkpoint: recorded in the report.
             film: films the episodes; the environments must draw (``rgb_array``).
+            trajectories: keeps the episodes, step by step.
+            limit: what it may cost; fewer episodes are run where that is reached.
 
         Raises:
             NonFiniteError: a return is NaN or infinite.
+            Stopped: ``limit`` was asked to stop.
         """
         starts = seeds(seed, streams[0], episodes)
         with untouched_world(), torch.no_grad():
             seed_world(starts[0])  # some environments draw from the global generators
             returns, lengths, cut = self._run(
-                actor, starts, max_steps, deterministic, generator(seed, streams[1]), frames, film
+                actor,
+                starts,
+                max_steps,
+                deterministic,
+                generator(seed, streams[1]),
+                frames,
+                film,
+                trajectories,
+                limit,
             )
         for episode, value in enumerate(returns):
             if not np.isfinite(value):
@@ -180,7 +202,7 @@ class Evaluator:
             ci_high=high,
             success_rate=None if self.threshold is None else float((array >= self.threshold).mean()),
             threshold=self.threshold,
-            episodes=episodes,
+            episodes=len(returns),
             cut=cut,
             max_steps=max_steps,
             deterministic=deterministic,
@@ -203,29 +225,38 @@ class Evaluator:
         noise: torch.Generator,
         frames: int,
         film: Film | None,
+        trajectories: Trajectories | None,
+        limit: Limit | None,
     ) -> tuple[list[float], list[int], int]:
         slots = min(len(self._envs), len(starts))
         returns, lengths, cut = [0.0] * len(starts), [0] * len(starts), 0
         observed = {spec.key: np.zeros((slots, *spec.shape), spec.dtype) for spec in self.leaves}
         running: dict[int, int] = {}  # slot -> episode
-        waiting = iter(range(len(starts)))
+        begun = 0
 
         def begin(slot: int) -> None:
-            episode = next(waiting, None)
-            if episode is None:
+            nonlocal begun
+            episode = begun
+            if episode == len(starts) or (limit is not None and limit.forbids(episode, lengths)):
                 running.pop(slot, None)
                 return
+            begun += 1
             with CALLS:
                 observation, _ = self._envs[slot].reset(seed=starts[episode])
             running[slot] = episode
             if film is not None:
                 film.add(episode, self._envs[slot])
-            for key, array in leaves_of(observation, self.leaves).items():
+            leaves = leaves_of(observation, self.leaves)
+            if trajectories is not None:
+                trajectories.begin(episode, starts[episode], leaves)
+            for key, array in leaves.items():
                 observed[key][slot] = array
 
         for slot in range(slots):
             begin(slot)
         while running:
+            if limit is not None and limit.asked_to_stop():
+                raise Stopped
             self._check_finite(observed, running)
             leaves = {key: torch.from_numpy(array).to(self._device) for key, array in observed.items()}
             if deterministic:
@@ -242,6 +273,10 @@ class Evaluator:
                 if film is not None:
                     film.add(episode, self._envs[slot])
                 over = lengths[episode] >= max_steps
+                if trajectories is not None:
+                    last = leaves_of(observation, self.leaves)
+                    cut_here = over and not terminated
+                    trajectories.step(episode, actions[slot], reward, terminated, truncated or cut_here, last)
                 if terminated or truncated or over:
                     cut += int(over and not (terminated or truncated))
                     if film is not None:
@@ -250,7 +285,7 @@ class Evaluator:
                 else:
                     for key, array in leaves_of(observation, self.leaves).items():
                         observed[key][slot] = array
-        return returns, lengths, cut
+        return returns[:begun], lengths[:begun], cut
 
     def _check_finite(self, observed: Leaves, running: Mapping[int, int]) -> None:
         """Raises NonFiniteError where an environment is observed as NaN or infinite: no action of the policy's means anything
@@ -291,7 +326,7 @@ def check_spaces(header: Header, evaluator: Evaluator, warn: Callable[[str], Non
             raise ConfigError(
                 Problem(
                     "env",
-                    f"this {header.config['algo']['kind']} policy was trained on {trained} with {what} {_in_words(expected)}; "  # type: ignore[index, call-overload]
+                    f"this {algo_of(header)} policy was trained on {trained} with {what} {_in_words(expected)}; "
                     f"{evaluator.id} has {_in_words(found)}",
                     "Evaluate it on the environment it was trained on",
                 )
@@ -302,6 +337,9 @@ def check_spaces(header: Header, evaluator: Evaluator, warn: Callable[[str], Non
 
 def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
     """Evaluates a checkpoint on fresh episodes, from the one file alone.
+
+    Args:
+        config: names one checkpoint, and a mode (``deterministic`` is true or false).
 
     Raises:
         CheckpointError: the file is missing or broken.
@@ -316,6 +354,7 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
     from rltool.config import load_node
     from rltool.devices import resolve_device
     from rltool.policy import LoadedPolicy
+    from rltool.trajectories import Trajectories
 
     if (
         config.render
@@ -335,7 +374,7 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
 
         settle_without_screen()
     device = resolve_device(config.device)
-    loaded = LoadedPolicy(Path(config.checkpoint), device=str(device), plugins=config.plugins)
+    loaded = LoadedPolicy(Path(cast("str", config.checkpoint)), device=str(device), plugins=config.plugins)
     tree = trust.configuration(loaded.header, config.typed, ("plugins", "env"))
     env_config = load_node("env", cast("dict[str, object]", tree["env"]))
     max_steps = config.max_steps if config.max_steps is not None else loaded.max_steps
@@ -345,19 +384,47 @@ def evaluate_checkpoint(config: EvalRunConfig) -> EvalReport:
         stack.enter_context(closing(evaluator))
         check_spaces(loaded.header, evaluator, lambda text: print(f"warning: {text}", file=sys.stderr))
         film = stack.enter_context(closing(_film(config, loaded.header))) if config.video else None
+        kept = None
+        if config.trajectories is not None:
+            kept = Trajectories(Path(config.trajectories), evaluator.leaves, evaluator.actions)
+            stack.enter_context(kept)
         stack.enter_context(Watchdog(env_config.timeout, _lost))  # type: ignore[attr-defined]
-        return evaluator(
+        report = evaluator(
             loaded.algorithm,
             episodes=config.episodes,
             seed=config.seed,
             max_steps=max_steps,
-            deterministic=config.deterministic,
+            deterministic=config.deterministic is True,
             # Never an episode that training or its evaluations have seen.
             streams=(Stream.TEST_ENV, Stream.TEST_POLICY),
             frames=loaded.header.frames,
             checkpoint=str(loaded.header.path),
             film=film,
+            trajectories=kept,
         )
+        if kept is not None:
+            kept.write(_about(report, loaded.header, tree))
+        return report
+
+
+def _about(report: EvalReport, header: Header, tree: Mapping[str, object]) -> dict[str, object]:
+    """What the file of trajectories says of its episodes."""
+    from rltool.runs import versions
+
+    told = ("checkpoint", "deterministic", "seed", "max_steps", "cut")
+    return {
+        "env": report.env,
+        "env_config": tree["env"],
+        "algo": algo_of(header),
+        "frames": header.frames,
+        **{name: getattr(report, name) for name in told},
+        "versions": versions(),
+    }
+
+
+def algo_of(header: Header) -> str:
+    """Kind of the algorithm of a checkpoint."""
+    return str(header.config["algo"]["kind"])  # type: ignore[index, call-overload]
 
 
 def _lost(fault: EnvironmentFault) -> None:
@@ -371,8 +438,9 @@ def _lost(fault: EnvironmentFault) -> None:
 def _film(config: EvalRunConfig, header: Header) -> Film:
     from pathlib import Path
 
-    from rltool.video import Film, new_directory
+    from rltool.video import Film, formats, new_directory
 
+    kinds = formats(config.video_format)
     if config.video_dir is not None:
-        return Film(Path(config.video_dir).expanduser().absolute(), config.episodes)
-    return Film(new_directory(header.path, header.run_directory), config.episodes)
+        return Film(Path(config.video_dir).expanduser().absolute(), config.episodes, kinds)
+    return Film(new_directory(header.path, header.run_directory), config.episodes, kinds)

@@ -29,11 +29,14 @@ _EXAMPLES = {
         ("rltool train resume=runs/cartpole-ppo/… total_frames=2e6", "go on from its last checkpoint"),
     ),
     "eval": (
-        ("rltool eval checkpoint=runs/…/checkpoints/best.ckpt", ""),
-        ("rltool eval checkpoint=best.ckpt episodes=20 out=report.json", ""),
-        ("rltool eval checkpoint=best.ckpt render=true episodes=3", "watch it"),
-        ("rltool eval checkpoint=best.ckpt video=true episodes=3", "a video of each"),
-        ("rltool eval checkpoint=best.ckpt env.kwargs.sutton_barto_reward=true", "a changed environment"),
+        ("rltool eval runs/cartpole-ppo/…", "the best.ckpt of a run"),
+        ("rltool eval runs/cartpole-ppo", "of every run below, and over all of them"),
+        ("rltool eval 'runs/*/*/checkpoints/last.ckpt' deterministic=both", ""),
+        ("rltool eval checkpoint=[a.ckpt,b.ckpt] episodes=20 out=report.json", ""),
+        ("rltool eval best.ckpt render=true episodes=3", "watch it"),
+        ("rltool eval best.ckpt video=true episodes=3", "a video of each"),
+        ("rltool eval best.ckpt trajectories=episodes.npz", "every step, for NumPy"),
+        ("rltool eval best.ckpt env.kwargs.sutton_barto_reward=true", ""),
     ),
     "runs": (
         ("rltool runs", "those below runs/, the newest first"),
@@ -97,7 +100,7 @@ _EXAMPLES = {
 }
 _USAGE = {
     "train": "rltool train algo=ALGO env=ENV [KEY=VALUE …] [options]",
-    "eval": "rltool eval checkpoint=PATH [KEY=VALUE …]",
+    "eval": "rltool eval PATH… [KEY=VALUE …]",
     "runs": "rltool runs [DIR …] [KEY=VALUE …] [options]",
     "show": "rltool show RUN [options]",
     "diff": "rltool diff RUN RUN [RUN …] [options]",
@@ -115,8 +118,9 @@ _USAGE = {
 _ABOUT = {
     "train": "Trains an agent. What it does is one configuration: an option chosen from each group and any key changed on "
     "top. A run gets a directory under runs/ with its checkpoints, metrics and TensorBoard events.",
-    "eval": "Evaluates the policy in a checkpoint. The environment and the network come from the checkpoint itself, which can "
-    "lie anywhere.",
+    "eval": "Evaluates the policies in checkpoints, all on the same episodes. Environment and network come from each checkpoint "
+    "itself, which can lie anywhere. PATH is a .ckpt file, a run directory (its best.ckpt), a directory of runs, or a pattern; "
+    "checkpoint=PATH is the same.",
     "runs": "Lists the runs in and below the directories DIR, runs/ unless given: those of sweeps too, finished, running, "
     "killed or damaged. KEY is a column or any key of the configuration. The name in the first column stands for the run in "
     "all other commands.",
@@ -198,7 +202,7 @@ def overview() -> str:
         _heading("examples"),
         "  rltool train algo=ppo env=inverted_double_pendulum",
         "  rltool train algo=dqn env=cartpole optim.lr=1e-3",
-        "  rltool eval checkpoint=runs/…/checkpoints/best.ckpt",
+        "  rltool eval runs/cartpole-dqn/…",
         "  tensorboard --logdir runs",
         "",
         _heading("options"),

@@ -176,6 +176,10 @@ def start(config: RunConfig, directory: Path, overrides: Sequence[str], tuned: s
         overrides: what was typed.
         tuned: the name of the tuned file in the configuration, for the start block.
     """
+    if config.eval.video_interval is not None:
+        from rltool.opengl import settle_without_screen
+
+        settle_without_screen()
     from rltool import training
 
     return training.train(config, directory, overrides, tuned=tuned)

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,6 +66,9 @@ class Logger:
 
     def text(self, tag: str, markdown: str) -> None:
         """Log a text, e.g. the configuration."""
+
+    def gif(self, tag: str, content: bytes, frames: int) -> None:
+        """Log a moving picture at a frame count: the bytes of a GIF."""
 
     def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
         """Log the configuration (nested) as hyper-parameters together with the final values of metrics."""
@@ -255,6 +259,18 @@ class TensorBoardLogger(Logger):
         # A path that is no valid Unicode would make the protocol buffer raise.
         clean = markdown.encode("utf-8", errors="replace").decode("utf-8")
         self._record(lambda writer: writer.add_text(tag, clean, self._frames))
+
+    def gif(self, tag: str, content: bytes, frames: int) -> None:
+        """Log a GIF as an image, which TensorBoard plays (SummaryWriter.add_video does the same, and needs moviepy)."""
+
+        def write(writer: _Writer) -> None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            width, height = struct.unpack("<HH", content[6:10])  # of its logical screen
+            image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
+            writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), frames)
+
+        self._record(write)
 
     def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
         """Log the configuration as hyper-parameters together with final values, into the run's own event file.

@@ -101,7 +101,15 @@ METRICS: tuple[Metric, ...] = (
         "the best eval/return_mean of the run, that of best.ckpt (only as a final value)",
         "reward",
         "at the task's threshold or above",
-        "best.ckpt was chosen by this number, so it flatters: quote `rltool eval` on fresh episodes",
+        "best.ckpt was chosen by this number, so it flatters: quote eval/best_fresh_return_mean",
+        gathers="last",
+    ),
+    Metric(
+        "eval/<policy>_fresh_return_mean",
+        "mean return of best.ckpt (best) and of the last policy (last) over eval.final_episodes fresh episodes, once the run is over (only as a final value)",
+        "reward",
+        "at the task's threshold or above; a little below eval/best_return_mean",
+        "far below eval/best_return_mean: eval.episodes are too few to choose by",
         gathers="last",
     ),
     Metric(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rltool import checkpoint
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
 from rltool.errors import EnvironmentFault, NonFiniteError, Overtime, RltoolError, WriteError
-from rltool.evaluation import EvalReport, Evaluator
+from rltool.evaluation import EvalReport, Evaluator, Limit, Stopped
 from rltool.memory import resident_memory
 from rltool.metrics import Meter, Metrics, due
 from rltool.runs import program, shown, versions
+from rltool.seeding import Stream
 
 if TYPE_CHECKING:
     from rltool.algos.base import Algorithm
@@ -24,7 +27,11 @@ if TYPE_CHECKING:
     from rltool.health import Checkup, Finding
     from rltool.logs import HealthLog, Logger
     from rltool.schema import RunConfig
+    from rltool.video import Film
 
+# What a policy consists of: these components of an algorithm.
+POLICY = ("policy", "normalizer")
+VIDEOS = "videos"
 # A loss or a gradient that is not finite ends the run; looked at whenever numbers come to the host anyway.
 WATCHED = ("train/loss", "train/grad_norm")
 
@@ -83,6 +90,7 @@ class Recorder:
         config: the run's configuration.
         algorithm, collector: what is recorded.
         evaluator: evaluates it, where the configuration asks for that.
+        camera: evaluates it in an environment that draws, where the configuration asks for videos.
         meter: gathers the metrics of an interval.
         logger, console, saver: where records go.
         identity: the part of a checkpoint's state that does not change while this process runs.
@@ -98,6 +106,7 @@ class Recorder:
         algorithm: Algorithm,
         collector: Collector,
         evaluator: Evaluator | None,
+        camera: Evaluator | None = None,
         *,
         meter: Meter,
         logger: Logger,
@@ -111,6 +120,7 @@ class Recorder:
     ) -> None:
         self.config, self._determinism = config, determinism
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
+        self._camera, self._unfilmed = camera, 0
         self._logger, self._console, self._saver = logger, console, saver
         self._identity = identity
         self.meter = meter
@@ -128,6 +138,9 @@ class Recorder:
         self._report_frames = self._tried = -1
         # Where the last process evaluated, and was killed before it wrote the summary.
         self._evaluated = restored.frames if restored is not None and restored.evaluation is not None else -1
+        # Judged on fresh episodes once the run is over: the best policy, and the last one, each with its frames.
+        self.final: dict[str, tuple[EvalReport, int]] = {}
+        self._over = False
         self._failed = 0
         self._told: set[type[BaseException]] = set()
         self._scalars: dict[str, float] = {}
@@ -184,7 +197,7 @@ class Recorder:
 
         An evaluation that fails is told and counted, and training goes on.
         """
-        if self._evaluator is None or self._tried == self._collector.frames:
+        if self._evaluator is None or self.config.eval.interval is None or self._tried == self._collector.frames:
             return
         config, frames = self.config, self._collector.frames
         self._tried = frames
@@ -246,13 +259,98 @@ class Recorder:
         if told:
             self._console.faults([finding.line for finding in self._checkup.open.values()])
 
+    def judge(self, asked_to_stop: Callable[[], bool]) -> None:
+        """Evaluates the last policy and the best one on episodes that had no part in choosing it, once the run is over and
+        saved. Episodes are as many as ``eval.final_episodes``, in no more steps than the run has frames.
+
+        Args:
+            asked_to_stop: looked at meanwhile; nothing is kept then.
+        """
+        frames, path = self._collector.frames, self._saver.directory / BEST
+        if self._evaluator is None or self.config.eval.final_episodes == 0:
+            return
+        self._over = True
+        policy = {name: self._algorithm.components()[name] for name in POLICY if name in self._algorithm.components()}
+        last = {name: {key: value.clone() for key, value in part.state_dict().items()} for name, part in policy.items()}
+        try:
+            best = None if self.best is None else checkpoint.read_header(path).frames
+            apart = best is not None and best != frames
+            budget = frames // 2 if apart else frames
+            report = self._fresh(frames, budget, asked_to_stop)
+            final = {"last": (report, frames)} if best is None else {"best": (report, frames), "last": (report, frames)}
+            if best is not None and apart:
+                checkpoint.load(self._algorithm, path, only=POLICY)
+                final["best"] = (self._fresh(best, budget, asked_to_stop), best)
+            self.final = final
+        except Stopped:
+            self._console.note("the evaluation on fresh episodes is left out")
+        except (Exception, Overtime) as error:
+            self._failed += 1
+            self._tell(error, "the evaluation on fresh episodes failed")
+        finally:
+            for name, part in policy.items():
+                part.load_state_dict(last[name])
+        self.clock.lap("evaluate")
+
+    def _fresh(self, frames: int, budget: int, asked_to_stop: Callable[[], bool]) -> EvalReport:
+        """Evaluates the policy as it stands on episodes that neither training nor its evaluations have seen."""
+        config = self.config
+        assert self._evaluator is not None
+        return self._evaluator(
+            self._algorithm,
+            episodes=config.eval.final_episodes,
+            seed=cast("int", config.seed),
+            max_steps=config.eval.max_steps,
+            deterministic=config.eval.deterministic,
+            streams=(Stream.TEST_ENV, Stream.TEST_POLICY),
+            frames=frames,
+            limit=Limit(budget, min(config.eval.episodes, config.eval.final_episodes), asked_to_stop),
+        )
+
+    def film(self) -> None:
+        """Films the first of the evaluation's episodes, into the run's videos/ and as a GIF into TensorBoard.
+
+        What goes wrong is told and counted, and training goes on.
+        """
+        if self._camera is None:
+            return
+        from rltool.video import Film
+
+        config, frames = self.config, self._collector.frames
+        try:
+            with closing(Film(self._saver.directory.parent / VIDEOS, 1, ("mp4", "gif"), f"{frames}")) as film:
+                self._camera(
+                    self._algorithm,
+                    episodes=1,
+                    seed=cast("int", config.seed),
+                    max_steps=config.eval.max_steps,
+                    deterministic=config.eval.deterministic,
+                    frames=frames,
+                    film=film,
+                )
+            if film.problem is not None:
+                raise RltoolError(film.problem)
+            self._log_film(film, frames)
+        except (Exception, Overtime) as error:
+            self._unfilmed += 1
+            self._tell(error, f"the video at {frames:,} frames failed", ". Training goes on")
+
+    def _log_film(self, film: Film, frames: int) -> None:
+        (path,) = (path for path in film.videos if path.suffix == ".gif")
+        self._logger.gif("videos/evaluation", path.read_bytes(), frames)
+        self._console.note(f"video at {frames:,} frames: {shown(path.with_suffix('.mp4'))}")
+
     def _evaluation_failed(self, error: BaseException, frames: int) -> None:
-        """Counts it, and tells the first of each type; all of them, with their tracebacks, stand in the log."""
+        """Counts it and tells it."""
         self._failed += 1
         self.in_a_row = 0
+        self._tell(error, f"the evaluation at {frames:,} frames failed", ". Training goes on")
+
+    def _tell(self, error: BaseException, what: str, after: str = "") -> None:
+        """Tells the first error of each type; all of them, with their tracebacks, stand in the log."""
         text = str(error) if isinstance(error, RltoolError) else f"{type(error).__name__}: {error}"
         kind = type(error.__cause__ or error)
-        line = f"the evaluation at {frames:,} frames failed: {text}. Training goes on"
+        line = f"{what}: {text}{after}"
         if kind in self._told:
             self._console.details(line)
         else:
@@ -266,6 +364,7 @@ class Recorder:
         """What failed without ending the run, and how often."""
         return {
             "evaluation": self._failed,
+            "video": self._unfilmed,
             "logging": self._logger.faults,
             "nonfinite_batches": self._collector.left_out,
             "nonfinite_gradients": self._algorithm.left_out,
@@ -288,7 +387,9 @@ class Recorder:
             self._console.warn(f"{error}. Training goes on")
 
     def save_last(self) -> None:
-        """Writes last.ckpt."""
+        """Writes last.ckpt, but once the run is over: it has been written, and another policy may be looked at."""
+        if self._over:
+            return
         self._saver.last(self._algorithm, self.state())
 
     def state(self) -> State:
@@ -329,6 +430,7 @@ class Recorder:
             "last_evaluation": None
             if report is None
             else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
+            "final_evaluation": self._final_in_numbers(),
             "faults": self.faults,
             "health": [finding.rule for finding in self._checkup.open.values()],
             "seconds": round(self._seconds, 3),
@@ -338,11 +440,29 @@ class Recorder:
             "versions": versions(),
         }
 
+    def _final_in_numbers(self) -> dict[str, object] | None:
+        """The evaluation on fresh episodes for summary.json; None where there was none."""
+        if not self.final:
+            return None
+        told = ("mean", "std", "ci_low", "ci_high", "iqm", "median", "min", "max", "success_rate", "episodes", "cut")
+        policies = {
+            name: {"frames": frames, **{key: getattr(report, key) for key in told}}
+            for name, (report, frames) in self.final.items()
+        }
+        return {
+            "seed": self.config.seed,
+            "deterministic": self.config.eval.deterministic,
+            "best": policies.get("best"),
+            "last": policies["last"],
+        }
+
     def finish(self, summary: dict[str, object]) -> None:
         """Writes the hyperparameters with the final numbers."""
         finals = {name: value for name, value in self._scalars.items() if name.startswith(("eval/", "episode/"))}
         if self.best is not None:
             finals["eval/best_return_mean"] = self.best.mean
+        for name, (report, _) in self.final.items():
+            finals[f"eval/{name}_fresh_return_mean"] = report.mean
         config = self.config.model_dump(mode="json")
         self._logger.hparams(
             {key: config[key] for key in _LEARNING}, finals | {"time/seconds": float(cast("float", summary["seconds"]))}
@@ -366,17 +486,22 @@ class Recorder:
             spread = (
                 f"{report.ci_low:,.2f} to {report.ci_high:,.2f}, {report.episodes} episode{'s' * (report.episodes > 1)}"
             )
-            rows.append(("last policy", f"{report.mean:,.2f} mean return ({spread})"))
+            rows.append(("last policy", f"{report.mean:,.2f} mean return ({spread}){self._judged('last')}"))
             if report.threshold is not None:
                 reached = "reached" if report.mean >= report.threshold else "not reached"
                 rows.append(("solved at", f"{report.threshold:,g}, {reached} by the last policy"))
+        elif "last" in self.final:
+            rows.append(("last policy", self._judged("last").strip()))
         if self.best is not None:
-            rows.append(("best policy", f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"))
+            text = f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"
+            rows.append(("best policy", text + self._judged("best")))
         rows += [("health", finding.line) for finding in self._checkup.open.values()]
         if self.meter.finished == 0:
             rows.append(("note", "no episode finished"))
         if self._failed:
             rows.append(("faults", f"{self._failed} evaluation{'s' * (self._failed > 1)} failed; see log.txt"))
+        if self._unfilmed:
+            rows.append(("faults", f"{self._unfilmed} video{'s' * (self._unfilmed > 1)} failed; see log.txt"))
         if count := self._logger.faults:
             rows.append(("faults", f"metrics could not be written {f'{count:,} times' if count > 1 else 'once'}"))
         steps = self._algorithm.left_out
@@ -396,6 +521,14 @@ class Recorder:
             rows.append(("note", "0 gradient updates were made" + reason))
         rows.append(("directory", shown(self._saver.directory.parent)))
         return rows
+
+    def _judged(self, policy: str) -> str:
+        """A further line about a policy's fresh episodes."""
+        if policy not in self.final:
+            return ""
+        report, _ = self.final[policy]
+        spread = f"{report.ci_low:,.2f} to {report.ci_high:,.2f}"
+        return f"\n{report.mean:,.2f} ({spread}) over {report.episodes} fresh episode{'s' * (report.episodes > 1)}"
 
     def next_commands(self) -> list[str]:
         """What to type next."""

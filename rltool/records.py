@@ -177,6 +177,14 @@ class Record:
         curve = self.curve("eval/return_mean")  # a session that was resumed for a few frames made none
         return curve[-1] if curve else None
 
+    def final(self, policy: str = "best") -> Mapping[str, object] | None:
+        """What the evaluation on fresh episodes at the end of the run says of a policy, ``best`` or ``last``: ``mean``,
+        ``ci_low``, ``ci_high``, ``episodes``, …; None where there was none."""
+        found = self.summary.get("final_evaluation")
+        policies = cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
+        numbers = policies.get(policy)
+        return cast("Mapping[str, object]", numbers) if isinstance(numbers, Mapping) else None
+
     @cached_property
     def seconds(self) -> float | None:
         """Wall time, of the last session where the run was resumed; from the first point to the last where nobody wrote it

@@ -56,6 +56,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
 Resamples = Annotated[int, BeforeValidator(_whole), Field(ge=100, le=1_000_000)]
 Inches = Annotated[float, Field(ge=2.5, le=40, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Place = Annotated[str, Field(min_length=1)]
 
 
 class Anneal(Schema):
@@ -729,6 +730,13 @@ class EvalConfig(Schema):
     num_envs: SideBySide = Field(description="environments side by side")
     max_steps: PositiveCount = Field(description="an episode that has not ended by then is cut, in steps")
     deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
+    final_episodes: Count = Field(
+        description="episodes on fresh seeds at the end, of best.ckpt and of the last policy, in no more steps together than "
+        "the run has frames; 0: none"
+    )
+    video_interval: PositiveCount | None = Field(
+        description="frames between videos of one episode (extra: video); null: none"
+    )
 
 
 class SaveConfig(Schema):
@@ -827,9 +835,13 @@ class RunConfig(Schema):
 class EvalRunConfig(Schema):
     """The configuration of ``rltool eval``; all else comes from the checkpoint."""
 
-    checkpoint: str = Field(description="a .ckpt file, or a run directory: its last checkpoint", min_length=1)
+    checkpoint: Place | list[Place] = Field(
+        description="a .ckpt file, a run directory (its best.ckpt), a directory of runs, a pattern with *, or a list of these"
+    )
     episodes: PositiveCount = Field(description="episodes; 100 for a figure to quote")
-    deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
+    deterministic: bool | Literal["both"] = Field(
+        description="true: the mode of the policy; false: sample from it; both: one after the other"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
         description="seed of the environments and of sampling; the same seed gives the same report"
     )
@@ -842,12 +854,18 @@ class EvalRunConfig(Schema):
     )
     render: bool = Field(description="open a window and show the episodes")
     video: bool = Field(description="write a video of each episode (extra: video)")
+    video_format: Literal["mp4", "gif", "both"] = Field(
+        description="gif: smaller pictures, for a page; both: a file of each"
+    )
     video_dir: str | None = Field(
         description="directory for the videos; null: a new one under videos/ of the checkpoint's run, or of the working "
         "directory where it lies elsewhere",
         min_length=1,
     )
     out: str | None = Field(description="a JSON file for the whole report; null: none")
+    trajectories: Annotated[str, StringConstraints(pattern=r".\.npz$")] | None = Field(
+        description="a file ending in .npz for every step of the episodes of one checkpoint; null: none"
+    )
     plugins: list[str] = Field(
         description="modules imported first; those that a checkpoint of somebody else's names are imported only from here"
     )

@@ -32,6 +32,7 @@ from rltool.records import Record
 from rltool.runs import RunDirectory, git_commit, program, shown, versions
 from rltool.seeding import Stream, draw_seed, generator, seed_world, untouched_world
 from rltool.stopping import Interruption, interrupts
+from rltool.video import writer
 from rltool.watchdog import Watchdog, end_process
 
 if TYPE_CHECKING:
@@ -96,12 +97,16 @@ def train(
         loading = config if origin is None else config.model_copy(update={"network": config.network.for_loading()})
         with nullcontext() if origin is None else limited(origin.path):
             algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
-        evaluator = None
-        if config.eval.interval is not None:
+        evaluator = camera = None
+        if config.eval.interval is not None or config.eval.final_episodes > 0:
             evaluator = stack.enter_context(
                 closing(Evaluator(config.env, num_envs=config.eval.num_envs, device=device))
             )
             _check_alike(env, evaluator)
+        if config.eval.video_interval is not None:
+            writer()
+            camera = Evaluator(config.env, num_envs=1, device=device, render_mode="rgb_array")
+            stack.enter_context(closing(camera))
         noise = generator(seed, Stream.POLICY)
         frames = 0 if origin is None else origin.frames
         collector = env.collector(
@@ -183,6 +188,7 @@ def train(
             algorithm,
             collector,
             evaluator,
+            camera,
             meter=meter,
             logger=logger,
             console=console,
@@ -289,6 +295,8 @@ def loop(
         record.clock.lap("log")
         if due(before, frames, config.eval.interval):
             record.evaluate()
+        if due(before, frames, config.eval.video_interval):
+            record.film()
         record.clock.lap("evaluate")
         if due(before, frames, config.save.interval):
             record.save()
@@ -336,6 +344,7 @@ def _recorded(
                 record.log_rest()
                 record.evaluate()
                 record.save_last()
+                record.judge(lambda: interrupted.by is not None)
             else:
                 record.save_last()  # with the open interval, which goes on
                 record.log_rest()

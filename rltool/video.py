@@ -1,4 +1,4 @@
-"""Videos of evaluation episodes, one file each (extra: video).
+"""Videos of evaluation episodes, MP4 or GIF, a file each (extra: video).
 
 Frames go to ffmpeg as they are drawn, so that no episode has to fit into memory. Gymnasium's ``RecordVideo`` and
 ``save_video`` keep whole episodes, and moviepy, which writes for them, counts frames by their time: at some lengths it
@@ -7,12 +7,14 @@ repeats the last frame (moviepy 1.0) or leaves it out (2.2).
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
+import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 # Where an environment does not say how fast it is to be watched.
 _FPS = 30
+# Longest side in pixels and frames a second of a GIF: the first that is small enough is kept.
+_GIF_SIZES = ((320, 25.0), (320, 12.5), (240, 10.0), (160, 5.0))
+_GIF_BYTES = 3_000_000
 # Files of these raise where a machine has no OpenGL.
 _OPENGL = ("mujoco", "dm_control", "OpenGL")
 
@@ -41,6 +46,11 @@ def new_directory(checkpoint: Path, run_directory: Path | None) -> Path:
     return root / "videos" / f"{checkpoint.stem}-{datetime.now():%Y-%m-%d-%H-%M-%S}-{secrets.token_hex(3)}"
 
 
+def formats(choice: str) -> tuple[str, ...]:
+    """The endings of the files that ``video_format`` asks for."""
+    return ("mp4", "gif") if choice == "both" else (choice,)
+
+
 class Film:
     """Films episodes that may run side by side: ``<directory>/episode-<number>.mp4``, from the reset to the last step.
 
@@ -49,6 +59,8 @@ class Film:
     Args:
         directory: where the files go; made where it is missing. Files of the same names are replaced.
         episodes: how many there will be.
+        kinds: ``mp4``, ``gif``, or both: a file of each.
+        name: of the file, without its ending, of a single episode.
 
     Attributes:
         videos: the finished files, in the order in which they were finished.
@@ -58,12 +70,14 @@ class Film:
         ConfigError: the directory cannot be made or written to, or ffmpeg is not there.
     """
 
-    def __init__(self, directory: Path, episodes: int) -> None:
-        self._ffmpeg = writer()
+    def __init__(
+        self, directory: Path, episodes: int, kinds: Sequence[str] = ("mp4",), name: str | None = None
+    ) -> None:
+        self._ffmpeg, self._kinds, self._name = writer(), kinds, name
         self.videos: list[Path] = []
         self.problem: str | None = None
         self._directory, self._digits = directory, len(str(episodes - 1))
-        self._rolling: dict[int, _Roll] = {}
+        self._rolling: dict[int, list[_Roll]] = {}
         self._made = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -84,47 +98,62 @@ class Film:
             except (Exception, SystemExit) as error:
                 self._give_up(f"drawing {env.spec.id if env.spec else env} {_explained(error)}")
                 return
-        path = self._directory / f"episode-{episode:0{self._digits}d}.mp4"
+        stem = self._name or f"episode-{episode:0{self._digits}d}"
         try:
             if episode not in self._rolling:
-                self._rolling[episode] = _Roll(self._ffmpeg, path, frame, _fps(env))
-            self._rolling[episode].add(frame)
+                rolls = self._rolling[episode] = []
+                for kind in self._kinds:
+                    rolls.append(_ROLLS[kind](self._ffmpeg, self._directory / f"{stem}.{kind}", frame, _fps(env)))
+            for roll in self._rolling[episode]:
+                roll.add(frame)
         except Exception as error:
-            self._give_up(f"writing {path} {_first_line(error)}")
+            self._give_up(f"writing {self._directory / stem}.{self._kinds[0]} {_first_line(error)}")
 
     def end(self, episode: int) -> None:
-        """Finishes the file of an episode."""
-        roll = self._rolling.pop(episode, None)
-        if roll is None:
-            return
-        try:
-            roll.finish()
-            self.videos.append(roll.path)
-        except Exception as error:
-            roll.discard()
-            self._give_up(f"writing {roll.path} {_first_line(error)}")
+        """Finishes the files of an episode."""
+        rolls = self._rolling.pop(episode, [])
+        for roll in rolls:
+            try:
+                roll.finish()
+                self.videos.append(roll.path)
+            except Exception as error:
+                roll.discard()
+                self._give_up(f"writing {roll.path} {_first_line(error)}")
 
     def close(self) -> None:
         """Leaves whole episodes only: files of others are deleted, as are directories made for none."""
-        for roll in self._rolling.values():
-            roll.discard()
-        self._rolling.clear()
+        self._discard()
         for path in self._made:
             with suppress(OSError):
                 path.rmdir()  # refused where something is in it
 
     def _give_up(self, reason: str) -> None:
         self.problem = f"video: {reason}"
-        for roll in self._rolling.values():
+        self._discard()
+
+    def _discard(self) -> None:
+        for roll in (roll for rolls in self._rolling.values() for roll in rolls):
             roll.discard()
         self._rolling.clear()
 
 
 class _Roll:
-    """One file while it is written."""
+    """One file while it is written.
 
-    def __init__(self, ffmpeg: Any, path: Path, first: Array, fps: float) -> None:
-        self.path, self._ffmpeg, self._shape, self._count = path, ffmpeg, first.shape, 0
+    Args:
+        ffmpeg: the module that writes.
+        path: the file.
+        first: the first picture, for its shape.
+        fps: frames a second.
+        options: of ``write_frames``, besides.
+        parameters: of ffmpeg's, besides.
+    """
+
+    def __init__(
+        self, ffmpeg: Any, path: Path, first: Array, fps: float, parameters: Sequence[str] = (), **options: object
+    ) -> None:
+        self.path = self._file = path
+        self._ffmpeg, self._shape, self._count = ffmpeg, first.shape, 0
         height, width = (side + side % 2 for side in first.shape[:2])
         # One thread each: several episodes are written at once, and drawing takes longer than writing.
         self._frames: Generator[None, Array | None, None] = ffmpeg.write_frames(
@@ -133,7 +162,8 @@ class _Roll:
             fps=fps,
             macro_block_size=1,
             ffmpeg_log_level="error",
-            output_params=["-threads", "1"],
+            output_params=["-threads", "1", *parameters],
+            **options,
         )
         self._frames.send(None)
 
@@ -152,7 +182,7 @@ class _Roll:
             RltoolError: it does not hold every frame (disk full).
         """
         self._frames.close()
-        found, _ = self._ffmpeg.count_frames_and_secs(str(self.path))
+        found, _ = self._ffmpeg.count_frames_and_secs(str(self._file))
         if found != self._count:
             raise RltoolError(f"the file holds {found} of {self._count} frames")
 
@@ -160,7 +190,57 @@ class _Roll:
         """Deletes the file."""
         self._frames.close()
         with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+
+class _GifRoll(_Roll):
+    """A GIF. Its palette is of all frames, so they are kept first, without loss, in a film beside it."""
+
+    def __init__(self, ffmpeg: Any, path: Path, first: Array, fps: float) -> None:
+        film = path.with_name(f".{path.stem}-{secrets.token_hex(3)}.mkv")
+        lossless = ("-qp", "0", "-preset", "ultrafast")
+        super().__init__(ffmpeg, film, first, fps, lossless, codec="libx264rgb", pix_fmt_out="rgb24", quality=None)
+        self.path, self._fps = path, fps
+
+    def finish(self) -> None:
+        super().finish()
+        palette = self._file.with_suffix(".png")
+        try:
+            for side, most in _GIF_SIZES:
+                self._convert(palette, side, self._fps / math.ceil(self._fps / most))
+                if self.path.stat().st_size <= _GIF_BYTES:
+                    break
+        finally:
+            for path in (palette, self._file):
+                path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        super().discard()
+        with suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+    def _convert(self, palette: Path, side: int, fps: float) -> None:
+        height, width = self._shape[:2]
+        scale = min(1.0, side / max(height, width))
+        # Sides were made even for the film.
+        picture = f"fps={fps},crop={width}:{height}:0:0,scale={round(width * scale)}:{round(height * scale)}:flags=area"
+        self._run("-i", self._file, "-vf", f"{picture},palettegen", palette)
+        use = f"{picture}[frames];[frames][1:v]paletteuse=dither=bayer:bayer_scale=5:diff_mode=rectangle"
+        self._run("-i", self._file, "-i", palette, "-lavfi", use, "-loop", "0", self.path)
+
+    def _run(self, *words: str | Path) -> None:
+        """Runs ffmpeg.
+
+        Raises:
+            RltoolError: it fails; with its last line.
+        """
+        command = [self._ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise RltoolError((done.stderr.strip().splitlines() or [f"ffmpeg ended with {done.returncode}"])[-1])
+
+
+_ROLLS: dict[str, type[_Roll]] = {"mp4": _Roll, "gif": _GifRoll}
 
 
 def writer() -> Any:

@@ -540,6 +540,7 @@ QUICK = (
     "quiet=true",
     "eval.episodes=2",
     "eval.num_envs=2",
+    "eval.final_episodes=0",
 )
 
 

@@ -267,7 +267,14 @@ WRONG = [
     (["train", "-m", "resume=x"], ["resume: one run continues at a time"]),
     (["train", "resume=nowhere.ckpt"], ["nowhere.ckpt"]),
     (["eval", "checkpoint=None", "episodes=0", "epsiodes=3"], ["found null", "episodes: expected", "Did you mean episodes?"]),
-    (["eval", "run/best.ckpt", "env=cartpole"], ["Did you mean checkpoint=run/best.ckpt?", "env.KEY=VALUE", "checkpoint: a value"]),
+    (["eval", "run/best.ckpt", "env=cartpole"], ["rltool eval: env: ", "env.KEY=VALUE"]),
+    (["eval", "cartpole"], ["Did you mean env=cartpole?", "checkpoint: a value is required"]),
+    (["eval", "checkpoint=a,b"], ["checkpoint: expected one value, found several: a,b. Give one, or write checkpoint=[…] for a list"]),
+    (["eval", "a.ckpt", "checkpoint=b"], ["checkpoint: expected paths or checkpoint=, found both: a.ckpt"]),
+    (["eval", "runs/*/best.ckpt"], ["checkpoint: nothing matches runs/*/best.ckpt"]),
+    (["eval", "a.ckpt", "b.ckpt"], ["2 problems", "there is no file", "a.ckpt", "b.ckpt"]),
+    (["eval", "a.ckpt", "trajectories=a.txt"], ["trajectories: expected text (a file ending in .npz", "found"]),
+    (["eval", "a.ckpt", "deterministic=maybe"], ["deterministic: expected true or false or both, found 'maybe'"]),
     (["eval", "checkpoint=nowhere.ckpt"], ["nowhere.ckpt"]),
     (["eval", "-m", "checkpoint=a,b"], ["-m"]),
     (["list", "envz"], ["Did you mean env"]),
@@ -661,7 +668,7 @@ def test_eval_prints_a_report_and_writes_it(command: Rltool, evaluation: list[ob
         assert text in answer.out
     assert f"written to {tmp_path / 'report.json'}" in answer.out
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written == {**REPORT, "std": None}
+    assert written == {**REPORT, "std": None, "algo": "ppo", "training_seed": 0, "frames": 1000}
     (config,) = evaluation
     assert (config.checkpoint, config.env) == (str(tmp_path / "old"), {"kwargs": {"x": 1}})  # type: ignore[attr-defined]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "report.json"]
@@ -707,6 +714,57 @@ def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> No
     assert command("eval", "checkpoint=old", "quiet=true").out == "480.50 ± – over 4 episodes\n"
 
 
+def test_eval_of_several_is_a_table_with_a_row_over_all(
+    command: Rltool, dqn_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / f"runs/{name}" for name in ("a", "b", "c")]
+    for run in runs:
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").touch()
+        shutil.copy(dqn_run / "checkpoints/last.ckpt", run / "checkpoints/best.ckpt")
+    (runs[1] / "checkpoints/best.ckpt").write_bytes(b"nothing")
+    answer = command("eval", "runs", "episodes=4", "out=report.json")
+    assert answer.code == 1
+    lines = answer.out.splitlines()
+    assert lines[0] == "dqn on CartPole-v1, deterministic; success: a return of 475 or more"
+    assert all(len(line) <= 80 for line in lines[:-1])
+    assert [line.split()[:2] for line in lines[2:6]] == [["run", "seed"], ["a", "0"], ["c", "0"], ["all", "2"]]
+    assert "Each row: the same 4 episodes, those of seed 0" in answer.out
+    assert "rltool eval, runs/b/checkpoints/best.ckpt: " in answer.err
+    assert "1 of 3 checkpoints could not be evaluated" in answer.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    first, second = report["reports"]
+    assert first == {**second, "checkpoint": str(runs[0] / "checkpoints/best.ckpt")}
+    (overall,) = report["overall"]
+    assert (overall["mean"], overall["episodes"], overall["checkpoints"]) == (first["mean"], 8, 2)
+    assert [failure["checkpoint"] for failure in report["failed"]] == ["runs/b/checkpoints/best.ckpt"]
+
+
+def test_eval_in_both_modes_is_what_each_says_alone(command: Rltool, ppo_run: Path, tmp_path: Path) -> None:
+    common = ("eval", str(ppo_run), "episodes=2", "max_steps=20")
+    answer = command(*common, "deterministic=both", "out=both.json")
+    assert answer.code == 0
+    assert re.search(r"^ +deterministic +sampled$", answer.out, re.MULTILINE)
+    reports = json.loads((tmp_path / "both.json").read_text())["reports"]
+    for mode, report in zip(("true", "false"), reports, strict=True):
+        command(*common, f"deterministic={mode}", "out=one.json")
+        assert json.loads((tmp_path / "one.json").read_text()) == report
+    assert reports[0]["returns"] != reports[1]["returns"]
+
+
+def test_eval_keeps_the_episodes_of_one_checkpoint_in_one_mode(command: Rltool, ppo_run: Path, tmp_path: Path) -> None:
+    answer = command("eval", str(ppo_run), "episodes=3", "max_steps=20", "trajectories=kept.npz")
+    assert (answer.code, f"episodes written to {tmp_path / 'kept.npz'}" in answer.out) == (0, True)
+    about = json.loads(str(np.load(tmp_path / "kept.npz")["metadata"]))
+    assert (about["env"], about["algo"], about["checkpoint"]) == (
+        "Pendulum-v1",
+        "ppo",
+        str(ppo_run / "checkpoints/best.ckpt"),
+    )
+    answer = command("eval", str(ppo_run), "deterministic=both", "trajectories=kept.npz")
+    assert (answer.code, "trajectories: one file holds the episodes of one checkpoint" in answer.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -714,6 +772,7 @@ def test_eval_quiet_is_one_line(command: Rltool, evaluation: list[object]) -> No
         ("env.ide=x", "env.ide: no such key. Did you mean env.id?"),
         ("out=old", "out: expected a file"),
         ("out=nowhere/x.json", "out: there is no directory"),
+        ("trajectories=nowhere/x.npz", "trajectories: there is no directory"),
         ("device=gpu", "device: expected text (auto, cpu, cuda or cuda:N), found 'gpu'"),
     ],
 )
@@ -911,6 +970,7 @@ def test_hydras_own_options_work(command: Rltool, tmp_path: Path) -> None:
         ("rltool train --nonsense al", ""),
         ("rltool list buf", "buffer"),
         ("rltool eval che", "checkpoint="),
+        ("rltool eval runs/a runs/b deter", "deterministic="),
         ("rltool env env=pend", "env=pendulum"),
         ("rltool env env=cartpole che", "check="),
         ("rltool init ", ""),

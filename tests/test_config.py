@@ -351,7 +351,7 @@ def test_a_schedule_is_judged_as_the_mapping_it_tries_to_be() -> None:
         ("algo.lr=1e-3", "algo.lr", "Did you mean optim.lr?"),
         ("algo.gae_lambda=0.9", "algo.gae_lambda", "no such key for algo kind dqn. It is a key of ppo"),
         ("buffer.alpha=0.5", "buffer.alpha", "It is a key of prioritized"),
-        ("eval.intervall=5", "eval.intervall", "Did you mean eval.interval?"),
+        ("eval.intervall=5", "eval.intervall", "Did you mean eval.interval or eval.video_interval?"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_known_one(typed: str, key: str, said: str) -> None:

@@ -90,7 +90,13 @@ def config(
         optim=AdamConfig(kind="adam", lr=1e-3, schedule="constant", eps=1e-8, betas=[0.9, 0.999]),
         logging=NoLoggingConfig(kind="none", interval=1000),
         eval=EvalConfig(
-            interval=2000 if evaluate else None, episodes=10, num_envs=1, max_steps=500, deterministic=True
+            interval=2000 if evaluate else None,
+            episodes=10,
+            num_envs=1,
+            max_steps=500,
+            deterministic=True,
+            final_episodes=0,
+            video_interval=None,
         ),
         save=SaveConfig(interval=None, keep=0),
         stop=StopConfig(return_threshold=threshold, evaluations=1, on=[]),

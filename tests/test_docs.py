@@ -20,6 +20,7 @@ from rltool.checkpoint import State
 from rltool.cli import main
 from rltool.config import load_node
 from rltool.configfiles import ConfigFiles
+from rltool.evaluation import EvalReport
 from rltool.spaces import LeafSpec
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -84,6 +85,31 @@ def test_every_command_runs(
     if code and re.search(r"pip install 'rltool\[\w+\]'", said.err):
         pytest.skip(said.err.strip())
     assert code == 0, said.err
+
+
+@pytest.mark.long
+@pytest.mark.smoke
+def test_the_commands_about_evaluation_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    for command in commands("evaluation"):
+        _, *words = shlex.split(command)
+        words = [word for word in words if not word.startswith("total_frames=")]
+        code = main([*short(words), "eval=default", "eval.interval=100"] if words[0] == "train" else words)
+        assert code == 0, (command, capsys.readouterr().err)
+    (reader,) = blocks("evaluation", "python")
+    done = subprocess.run([sys.executable, "-c", reader], capture_output=True, text=True)
+    assert (done.stderr, len(done.stdout.splitlines())) == ("", 100)
+
+
+def test_every_value_of_a_report_is_explained() -> None:
+    text = (DOCS / "evaluation.md").read_text(encoding="utf-8").partition("## The report as JSON")[2]
+    told = set(re.findall(r"`(\w+)`", text))
+    assert {field.name for field in fields(EvalReport)} <= told
+    assert {"reports", "overall", "failed"} <= told
 
 
 def test_the_list_of_wrappers_is_a_valid_one() -> None:

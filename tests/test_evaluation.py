@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rltool.config import load_node
 from rltool.errors import ConfigError, NonFiniteError
-from rltool.evaluation import EvalReport, Evaluator, bootstrap_interval, evaluate_checkpoint, interquartile_mean
+from rltool.evaluation import EvalReport, Evaluator, Limit, Stopped, evaluate_checkpoint
 from rltool.policy import load_policy
 from rltool.schema import EvalRunConfig
 from rltool.seeding import Stream, seeds
@@ -46,45 +46,16 @@ def eval_config(checkpoint: Path, **changes: object) -> EvalRunConfig:
         "max_steps": 20,
         "render": False,
         "video": False,
+        "video_format": "mp4",
         "video_dir": None,
         "out": None,
+        "trajectories": None,
         "plugins": [],
         "quiet": True,
         "debug": False,
         "env": {},
     }
     return EvalRunConfig.model_validate(values | changes)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([7.0], 7.0),
-        ([5.0, 1.0, 3.0], 3.0),
-        ([8, 1, 7, 2, 6, 3, 5, 4], 4.5),
-        ([-1e9, 1, 2, 3, 4, 5, 6, 1e9], 3.5),
-        ([0, 0, 0, 0, 10], 0.0),
-    ],
-)
-def test_interquartile_mean(values: list[float], expected: float) -> None:
-    assert interquartile_mean(values) == expected
-
-
-@pytest.mark.parametrize("values", [[3.0], [2.0, 2.0, 2.0]])
-def test_the_interval_of_equal_values_is_a_point(values: list[float]) -> None:
-    assert bootstrap_interval(values) == (values[0], values[0])
-
-
-def test_the_bootstrap_interval_is_the_normal_one_for_many_values() -> None:
-    values = np.random.default_rng(0).normal(50, 4, 400)
-    low, high = bootstrap_interval(values.tolist())
-    margin = 1.96 * values.std() / 20
-    np.testing.assert_allclose([low, high], [values.mean() - margin, values.mean() + margin], atol=0.1 * margin)
-    assert bootstrap_interval(values.tolist()) == (low, high)
-
-
-def test_the_bootstrap_of_two_values_reaches_both() -> None:
-    assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
 
 
 def test_the_report_says_what_its_returns_say(evaluator: MakeEvaluator) -> None:
@@ -113,6 +84,29 @@ def test_the_seed_fixes_the_episodes_whichever_environment_runs_them(evaluator: 
     together = evaluate(evaluator("CartPole-v1", num_envs=num_envs), episodes=5, act=lean)
     assert len(set(alone.returns)) > 1
     assert (together.returns, together.lengths) == (alone.returns, alone.lengths)
+
+
+@pytest.mark.parametrize(
+    ("steps", "at_least", "episodes"),
+    [(1, 0, 1), (6, 0, 2), (7, 0, 3), (6, 4, 4), (10**9, 0, 8)],
+)
+def test_no_episode_begins_after_the_steps_that_may_be_made(
+    evaluator: MakeEvaluator, steps: int, at_least: int, episodes: int
+) -> None:
+    made = evaluator("Goal-v0", reward="drawn")  # episodes of three steps
+    limit = Limit(steps, at_least, lambda: False)
+    whole = evaluate(made)
+    report = made(Rule(made.actions, None), episodes=8, seed=0, max_steps=100, limit=limit)
+    assert (report.episodes, report.returns) == (episodes, whole.returns[:episodes])
+    assert report.mean == np.mean(whole.returns[:episodes])
+
+
+def test_an_evaluation_can_be_stopped(evaluator: MakeEvaluator) -> None:
+    made = evaluator(n=None)
+    calls = iter([False, False, True])
+    with pytest.raises(Stopped):
+        made(Rule(made.actions, None), episodes=1, seed=0, max_steps=100, limit=Limit(9, 1, lambda: next(calls)))
+    assert evaluate(made, episodes=1, max_steps=5).lengths == [5]
 
 
 def test_more_episodes_begin_with_the_same_ones(evaluator: MakeEvaluator) -> None:
@@ -228,6 +222,14 @@ def test_changes_to_the_environment_reach_it(ppo_run: Path) -> None:
     report = evaluate_checkpoint(config)
     assert report.lengths == [5] * 3
     assert report.returns != evaluate_checkpoint(config.model_copy(update={"env": {"max_episode_steps": 5}})).returns
+
+
+def test_wrappers_of_an_evaluation_are_those_that_are_typed(dqn_run: Path) -> None:
+    bonus = {"wrappers": [{"name": "probes:Bonus", "kwargs": {"bonus": 2.0}}]}
+    report = evaluate_checkpoint(eval_config(dqn_run, env=bonus))
+    plain = evaluate_checkpoint(eval_config(dqn_run))
+    assert report.lengths == plain.lengths
+    assert report.returns == [3 * length for length in plain.lengths]
 
 
 def test_an_environment_with_other_spaces_is_refused_with_both(ppo_run: Path) -> None:

@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from probes import Rule, gym_config, run_config
+from PIL import Image, ImageSequence
+from probes import Rule, gym_config, run, run_config
+from safetensors.torch import load_file
 from test_evaluation import eval_config
 
 from rltool import opengl
 from rltool.envs import single_env
-from rltool.errors import ConfigError
+from rltool.errors import ConfigError, RltoolError
 from rltool.evaluation import EvalReport, Evaluator, evaluate_checkpoint
 from rltool.policy import load_policy
 from rltool.seeding import Stream, seeds
@@ -116,7 +118,13 @@ def filmed(tmp_path: Path) -> Filmed:
     """Evaluates an environment, with a film in ``tmp_path / "videos"`` unless ``video=False``; always the first action."""
 
     def evaluate(
-        env_id: str = "Painter-v0", *, num_envs: int = 1, episodes: int = 3, video: bool = True, **changes: object
+        env_id: str = "Painter-v0",
+        *,
+        num_envs: int = 1,
+        episodes: int = 3,
+        video: bool = True,
+        kinds: tuple[str, ...] = ("mp4",),
+        **changes: object,
     ) -> EvalReport:
         config: Any = gym_config(env_id, **changes)  # type: ignore[arg-type]
         mode = "rgb_array" if video else None
@@ -124,7 +132,7 @@ def filmed(tmp_path: Path) -> Filmed:
             rule = Rule(made.actions, None)
             if not video:
                 return made(rule, episodes=episodes, seed=0, max_steps=50)
-            with closing(Film(tmp_path / "videos", episodes)) as film:
+            with closing(Film(tmp_path / "videos", episodes, kinds)) as film:
                 return made(rule, episodes=episodes, seed=0, max_steps=50, film=film)
 
     return evaluate
@@ -254,6 +262,95 @@ def test_without_a_working_ffmpeg_the_numbers_are_there(
     assert report.video_problem.startswith(f"video: writing {tmp_path}/videos/episode-0.mp4 raised ")
     assert "\n" not in report.video_problem
     assert numbers(report) == filmed(video=False)
+
+
+def test_a_gif_shows_the_episode_too(filmed: Filmed, tmp_path: Path) -> None:
+    report = filmed(episodes=2, kinds=("mp4", "gif"), fps=50, size=[33, 48])
+    assert [Path(path).name for path in report.videos] == [
+        f"episode-{index}.{kind}" for index in range(2) for kind in ("gif", "mp4")
+    ]
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == [Path(path).name for path in report.videos]
+    starts = [np.random.default_rng(seed).integers(60, 120) for seed in seeds(0, Stream.EVAL_ENV, 2)]
+    for path, length, base in zip(report.videos[::2], report.lengths, starts, strict=True):
+        with Image.open(path) as gif:
+            assert (gif.size, gif.info["loop"]) == ((48, 33), 0)  # it plays again and again
+            frames = [(each.info["duration"], np.asarray(each.convert("RGB"))) for each in ImageSequence.Iterator(gif)]
+        assert {duration for duration, _ in frames} == {40}  # every second picture, of 20 ms each
+        shades = np.array([picture.mean() for _, picture in frames])
+        assert len(frames) in (length // 2 + 1, length // 2 + 2)
+        np.testing.assert_allclose(shades[:-1], base + 20 * np.arange(len(frames) - 1), atol=11)
+        np.testing.assert_allclose(shades[-1], base + 10 * length, atol=11)
+    assert numbers(report) == filmed(episodes=2, video=False)
+
+
+def test_a_large_gif_is_made_again_smaller(filmed: Filmed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltool.video._GIF_BYTES", 0)
+    monkeypatch.setattr("rltool.video._GIF_SIZES", ((24, 25.0), (12, 5.0)))
+    (path,) = filmed(episodes=1, kinds=("gif",), fps=30).videos
+    with Image.open(path) as gif:
+        assert (gif.size, gif.info["duration"]) == ((12, 8), 200)
+    assert list((tmp_path / "videos").iterdir()) == [Path(path)]
+
+
+def test_a_gif_that_cannot_be_made_leaves_the_other_film(
+    filmed: Filmed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RltoolError("no room")
+
+    monkeypatch.setattr("rltool.video._GifRoll._convert", refuse)
+    report = filmed(episodes=1, kinds=("mp4", "gif"))
+    assert report.video_problem is not None
+    assert report.video_problem.startswith(
+        f"video: writing {tmp_path}/videos/episode-0.gif raised RltoolError: no room"
+    )
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["episode-0.mp4"]
+
+
+# ----------------------------------------------------------------------------------------------------- while training
+
+
+def test_a_run_films_and_shows_it_in_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = ("total_frames=200", "eval.max_steps=20", "logging=tensorboard")
+    summary: Any = run(tmp_path / "filmed", "dqn", *words, "eval.video_interval=100")
+    run(tmp_path / "plain", "dqn", *words)
+    assert summary["faults"]["video"] == 0
+    videos = tmp_path / "filmed/videos"
+    assert {path.name for path in videos.iterdir()} == {f"{n}.{kind}" for n in (100, 200) for kind in ("gif", "mp4")}
+    assert frames_of(videos / "200.mp4").mean() > 200
+    events = EventAccumulator(str(tmp_path / "filmed"), {"images": 0})
+    events.Reload()
+    shown = events.Images("videos/evaluation")
+    assert [image.step for image in shown] == [100, 200]
+    assert (shown[1].width, shown[1].height) == (320, 213)
+    assert shown[1].encoded_image_string == (videos / "200.gif").read_bytes()
+    one, two = (load_file(tmp_path / name / "checkpoints/last.ckpt") for name in ("filmed", "plain"))
+    assert all(torch.equal(one[key], two[key]) for key in one.keys() | two.keys())
+
+
+def test_a_run_without_opengl_goes_on_and_says_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import mujoco  # noqa: F401 - imported before, it does not mind
+
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    words = ("env=inverted_pendulum", "total_frames=224", "eval.video_interval=64", "logging=none")
+    summary: Any = run(tmp_path, "ppo", *words)
+    assert (summary["status"], summary["faults"]["video"]) == ("finished", 3)
+    said = capsys.readouterr().out
+    (told,) = re.findall(r"warning: the video at .* failed: .*", said)
+    assert "MUJOCO_GL=egl" in told
+    assert re.search(r"faults +3 videos failed; see log\.txt", said)
+    assert not (tmp_path / "videos").exists()
+
+
+def test_what_draws_nothing_cannot_be_filmed_while_training(tmp_path: Path) -> None:
+    words = ("env=gym", "env.id=Probe-v0", "eval.video_interval=10", "total_frames=40")
+    with pytest.raises(ConfigError, match=r"^video: Probe-v0 cannot be watched: it takes no render_mode"):
+        run(tmp_path / "run", "dqn", *words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_environment_with_transforms_is_filmed(filmed: Filmed) -> None:
