@@ -40,6 +40,10 @@ WATCHED = ("train/loss", "train/grad_norm")
 _LEARNING = ("env", "algo", "network", "buffer", "optim", "total_frames", "seed")
 
 
+# Episodes at the end of a run take the frames of the run over this, at most: a small share of its time.
+_FRESH_SHARE = 5
+
+
 class Clock:
     """Seconds spent on each part of the loop, by laps: each lap is the time since the one before."""
 
@@ -261,7 +265,7 @@ class Recorder:
 
     def judge(self, asked_to_stop: Callable[[], bool]) -> None:
         """Evaluates the last policy and the best one on episodes that had no part in choosing it, once the run is over and
-        saved. Episodes are as many as ``eval.final_episodes``, in no more steps than the run has frames.
+        saved. Episodes are as many as ``eval.final_episodes``, in no more steps than a fifth of the run's frames.
 
         Args:
             asked_to_stop: looked at meanwhile; nothing is kept then.
@@ -275,7 +279,7 @@ class Recorder:
         try:
             best = None if self.best is None else checkpoint.read_header(path).frames
             apart = best is not None and best != frames
-            budget = frames // 2 if apart else frames
+            budget = frames // _FRESH_SHARE // (2 if apart else 1)
             report = self._fresh(frames, budget, asked_to_stop)
             final = {"last": (report, frames)} if best is None else {"best": (report, frames), "last": (report, frames)}
             if best is not None and apart:

@@ -732,7 +732,7 @@ class EvalConfig(Schema):
     deterministic: bool = Field(description="true: the mode of the policy; false: sample from it")
     final_episodes: Count = Field(
         description="episodes on fresh seeds at the end, of best.ckpt and of the last policy, in no more steps together than "
-        "the run has frames; 0: none"
+        "a fifth of the run's frames; 0: none"
     )
     video_interval: PositiveCount | None = Field(
         description="frames between videos of one episode (extra: video); null: none"

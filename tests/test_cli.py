@@ -861,7 +861,7 @@ def test_checkpoint_says_that_a_moved_file_lacks_its_buffer(command: Rltool, dqn
         (["nothing.ckpt"], "there is no file"),
         (["."], "is a directory without checkpoints"),
         (["cut.ckpt"], "is not a whole checkpoint"),
-        (["cut.safetensors"], "is no whole safetensors file"),
+        (["cut.safetensors"], "is not a whole checkpoint"),
         (["weights.safetensors"], "is no stored replay buffer of rltool's"),
         (["cut.ckpt", "--jsn"], "Did you mean --json?"),
     ],

@@ -66,14 +66,14 @@ def test_it_moves_nothing_that_is_saved(tmp_path: Path) -> None:
 
 def test_where_the_last_policy_is_the_best_it_is_judged_once(tmp_path: Path) -> None:
     # Every episode pays 3 in 3 steps: of equal evaluations the newest is the best.
-    words = ("env=gym", "env.id=Probe-v0", "total_frames=40", "eval.interval=20")
+    words = ("env=gym", "env.id=Probe-v0", "total_frames=80", "eval.interval=20")
     final: Any = run(tmp_path, "dqn", *FINAL, *words)["final_evaluation"]
     assert final["best"] == final["last"]
-    assert (final["last"]["mean"], final["last"]["episodes"], final["last"]["frames"]) == (3.0, 5, 40)
+    assert (final["last"]["mean"], final["last"]["episodes"], final["last"]["frames"]) == (3.0, 5, 80)
 
 
-def test_it_makes_no_more_steps_than_the_run(tmp_path: Path) -> None:
-    words = ("env=gym", "env.id=Probe-v0", "total_frames=40", "eval.interval=20", "eval.final_episodes=1000")
+def test_it_makes_no_more_steps_than_a_fifth_of_the_run(tmp_path: Path) -> None:
+    words = ("env=gym", "env.id=Probe-v0", "total_frames=200", "eval.interval=100", "eval.final_episodes=1000")
     final: Any = run(tmp_path, "dqn", *FINAL, *words, "eval.num_envs=1")["final_evaluation"]
     assert final["last"]["episodes"] == 14  # the first that end with 40 steps of 3 each
     final = run(tmp_path / "few", "dqn", *FINAL, *words, "eval.episodes=30", "eval.num_envs=1")["final_evaluation"]
@@ -85,11 +85,11 @@ def test_the_console_and_the_logger_tell_it(
 ) -> None:
     finals: dict[str, float] = {}
     monkeypatch.setattr(Logger, "hparams", lambda _, config, metrics: finals.update(metrics))
-    words = ("env=gym", "env.id=Probe-v0", "total_frames=40", "eval.interval=20", "quiet=false", "logging=none")
+    words = ("env=gym", "env.id=Probe-v0", "total_frames=80", "eval.interval=20", "quiet=false", "logging=none")
     run(tmp_path, "dqn", *FINAL, *words)
     said = capsys.readouterr().out
     assert re.search(
-        r"best policy +3\.00 mean return at 40 frames\n +3\.00 \(3\.00 to 3\.00\) over 5 fresh episodes", said
+        r"best policy +3\.00 mean return at 80 frames\n +3\.00 \(3\.00 to 3\.00\) over 5 fresh episodes", said
     )
     assert re.search(r"last policy +3\.00 .*\n +3\.00 \(3\.00 to 3\.00\) over 5 fresh episodes", said)
     assert (finals["eval/best_fresh_return_mean"], finals["eval/last_fresh_return_mean"]) == (3.0, 3.0)
