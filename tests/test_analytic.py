@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 from typing import Any, cast
 
 import gymnasium as gym
@@ -186,14 +187,19 @@ def values(algorithm: Algorithm, observations: list[float]) -> list[float]:
         return cast("list[float]", algorithm.net(features).max(-1).values.tolist())
 
 
+BOTH_ENDS = "time limit, another start"
+
+
 @pytest.mark.parametrize(
     ("algo", "name"),
     [
-        # Every rung with the fastest; of the others the one that the two kinds of ending depend on, with DQN.
+        # The rungs that the two kinds of ending depend on; all others are long tests.
         pytest.param(
             algo,
             name,
-            marks=() if algo == "ppo" or (algo, name) == ("dqn", "time limit, another start") else pytest.mark.long,
+            marks=()
+            if (algo, name) in (("ppo", "terminal"), *product(("ppo", "dqn"), [BOTH_ENDS]))
+            else pytest.mark.long,
         )
         for algo in ALGORITHMS
         for name in LADDER

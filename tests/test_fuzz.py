@@ -10,6 +10,7 @@ from fuzzing import Files, Reader, Trees, loads, reads
 INPUTS = 500
 
 
+@pytest.mark.long
 def test_any_change_of_a_configuration_is_taken_or_refused_with_its_key() -> None:
     trees = Trees.make()
     taken = [loads(trees(number)) for number in range(INPUTS)]

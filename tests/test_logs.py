@@ -479,6 +479,7 @@ def wandb_logger(directory: Path, mode: str = "offline", **changes: Any) -> Logg
     return WandbLogger(config, directory=directory, **changes)
 
 
+@pytest.mark.long
 def test_an_offline_run_of_wandb_holds_points_histograms_and_configuration(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     logger = wandb_logger(tmp_path / "2026-01-01-00-00-00-abcdef")

@@ -352,6 +352,7 @@ def test_a_long_label_is_cut_in_the_terminal_and_wrapped_in_a_picture(rltool: Rl
     assert not re.findall(r">[^<]{60,}</text>", Path("a.svg").read_text())
 
 
+@pytest.mark.long
 def test_a_terminal_without_unicode_gets_ascii(two_groups: Path) -> None:
     script = (
         "import sys\nfrom rltool.cli import main\nassert main(['plot', 'runs']) == 0\n"

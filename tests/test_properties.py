@@ -36,6 +36,7 @@ def trees() -> Trees:
     return Trees.make()
 
 
+@pytest.mark.long
 @given(st.integers(0, len(CHOICES) - 1), st.data())
 def test_any_value_under_any_key_is_taken_or_refused_with_that_key(which: int, data: st.DataObject) -> None:
     tree: dict[str, Any] = trees().bases[which]

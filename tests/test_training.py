@@ -207,7 +207,7 @@ def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:
     [
         ("ppo", 288, 130, 480, False),
         pytest.param("dqn", 300, 145, 560, False, marks=pytest.mark.long),
-        ("dqn", 300, 145, 560, True),
+        pytest.param("dqn", 300, 145, 560, True, marks=pytest.mark.long),
         pytest.param("sac", 300, 145, 560, False, marks=pytest.mark.long),
         pytest.param("sac", 300, 145, 560, True, marks=pytest.mark.long),
     ],
@@ -248,7 +248,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
         pytest.param(
             "ppo", ["env=gym", "env.id=InvertedDoublePendulum-v5", "env.backend=async"], marks=pytest.mark.long
         ),
-        ("ppo", ["env=gym", "env.id=Hopper-v5", "algo.scale_reward=true"]),
+        pytest.param("ppo", ["env=gym", "env.id=Hopper-v5", "algo.scale_reward=true"], marks=pytest.mark.long),
         ("dqn", []),
         pytest.param("dqn", ["buffer=prioritized"], marks=pytest.mark.long),
         pytest.param("sac", ["env=gym", "env.id=Hopper-v5"], marks=pytest.mark.long),
