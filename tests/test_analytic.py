@@ -211,6 +211,7 @@ def test_values(algo: str, name: str) -> None:
     assert got == pytest.approx(list(expected.values()), rel=0.05, abs=0.08)
 
 
+@pytest.mark.long
 def test_the_end_of_a_batch_is_not_the_end_of_an_episode() -> None:
     """Batches shorter than any horizon, cut in the middle of an episode: the value is that of going on."""
     words = ["algo.frames_per_batch=20", "algo.minibatch_size=20", "env.num_envs=1"]
@@ -220,7 +221,7 @@ def test_the_end_of_a_batch_is_not_the_end_of_an_episode() -> None:
 
 @pytest.mark.parametrize("name", list(CHOICES))
 @pytest.mark.parametrize(
-    "algo", [pytest.param(algo, marks=pytest.mark.long if algo == "sac" else ()) for algo in ALGORITHMS]
+    "algo", [pytest.param(algo, marks=() if algo == "ppo" else pytest.mark.long) for algo in ALGORITHMS]
 )
 def test_choices(algo: str, name: str) -> None:
     algorithm = learned(algo, name)

@@ -286,7 +286,14 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    # Each takes as long as composing twice does: every second one is a long test.
+    [
+        pytest.param(*row, marks=pytest.mark.long if number % 2 else (), id=" ".join(row[0]))
+        for number, row in enumerate(WRONG)
+    ],
+)
 def test_wrong_input(command: Rltool, training: Training, tmp_path: Path, words: list[str], said: list[str]) -> None:
     (tmp_path / "taken").touch()
     answer = command(*words)
@@ -1204,6 +1211,7 @@ def test_importing_rltool_does_nothing() -> None:
 # ---------------------------------------------------------------------------------------------------------------- smoke
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_a_real_multirun_of_two_seeds(command: Rltool, tmp_path: Path) -> None:
     answer = command(

@@ -115,7 +115,7 @@ def refused(code: int, capsys: pytest.CaptureFixture[str], module: str = "theirs
     assert "theirs" not in sys.modules
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMING)
 def test_a_stranger_s_checkpoint_imports_nothing(
     theirs: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str, keep: bool
