@@ -156,8 +156,6 @@ def train(
                     console.note(
                         "the policy that was the best one then is no longer there: the best is looked for anew"
                     )
-            # Until this process says how it ended, nobody has.
-            home.write_summary({**home.read_summary(), "status": "running"})
         # What is written is what runs, also after a resume with changed values.
         home.write_config((config.model_copy(update={"resume": None}) if continues else config).model_dump(mode="json"))
         if not continues:
@@ -231,6 +229,9 @@ def train(
                 "optim.schedule=constant and optim.lr=…"
             )
         begun = True
+        if continues:
+            # Until this process says how it ended, nobody has.
+            home.write_summary({**Record(home.path).summary, "status": "running"})
         if goes_back or (origin is not None and continues and origin.state.config != identity["config"]):
             record.save_last()  # what runs from here on is what is resumed, also where this process is killed at once
         return _recorded(config, algorithm, collector, record, home, console)

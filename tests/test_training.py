@@ -931,3 +931,10 @@ def test_a_policy_far_beyond_its_bounds_stays_finite(tmp_path: Path, squash: str
     assert all(
         value is None or np.isfinite(value) for point in points(tmp_path) for value in point.values() if value != "step"
     )
+
+
+def test_a_run_whose_summary_is_damaged_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, "dqn", "total_frames=200")
+    (tmp_path / "summary.json").write_text('{"status": "fin')
+    assert rltool.train(f"resume={tmp_path}", "total_frames=300")["status"] == "finished"
+    assert summary(tmp_path)["frames"] == 300
