@@ -18,7 +18,9 @@ FILES = ConfigFiles.find_main()
 
 @cache
 def _composed(*choices: str) -> DictConfig:
-    return OmegaConf.create(compose(choices, FILES).tree)
+    """What the choices compose to, with its ${…} as they are: a value that is laid over may be what they stand for."""
+    config = compose(choices, FILES).hydra  # all of it
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 @cache
@@ -31,4 +33,4 @@ def run_config(*words: str) -> RunConfig:
         assert one.override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
         if not one.is_choice:
             OmegaConf.update(tree, one.key, one.override.value(), merge=True, force_add=True)
-    return load(cast("Tree", OmegaConf.to_container(tree)))
+    return load(cast("Tree", OmegaConf.to_container(tree, resolve=True)))

@@ -108,5 +108,7 @@ def test_hyperparameters_histograms_and_scalars_are_on_the_page(tmp_path: Path) 
             f"{address}#histograms",
             *("critic/q_values", "critic/td_errors", "data/advantages", "grads 12", "params 12", "policy 2"),
         )
-        text_of(socket, f"{address}#timeseries", "buffer/filled", "buffer/replay_age", "first-run")
+        text_of(
+            socket, f"{address}#timeseries", "/filled", "/replay_age", "second-run"
+        )  # the slash begins a part of its own
     assert result["status"] == "finished"
