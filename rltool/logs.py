@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -70,8 +70,13 @@ class Logger:
     def gif(self, tag: str, content: bytes, frames: int) -> None:
         """Log a moving picture at a frame count: the bytes of a GIF."""
 
-    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
-        """Log the configuration (nested) as hyper-parameters together with the final values of metrics."""
+    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float], first: Collection[str] = ()) -> None:
+        """Log the configuration (nested) as hyper-parameters together with the final values of metrics.
+
+        Args:
+            config, metrics: see above.
+            first: dotted keys that are shown before all others.
+        """
 
     def flush(self) -> None:
         """Bring everything logged so far to disk."""
@@ -272,22 +277,30 @@ class TensorBoardLogger(Logger):
 
         self._record(write)
 
-    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
+    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float], first: Collection[str] = ()) -> None:
         """Log the configuration as hyper-parameters together with final values, into the run's own event file.
 
-        SummaryWriter.add_hparams would make a second run in a sub-directory.
+        SummaryWriter.add_hparams would make a second run in a sub-directory. The tab shows five columns at first, those
+        that are said to differ and then by name: these are here those that were typed.
 
         Args:
             config: nested; keys become dotted. null, true and false become words, lists text.
             metrics: final values; their tags get the prefix ``final/``, so that no curve gets a point that is not its own.
+            first: dotted keys that are shown before all others.
         """
         finals = {f"final/{name}": number for name, number in self._numbers(metrics).items() if math.isfinite(number)}
 
         def write(writer: _Writer) -> None:
+            from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
             from torch.utils.tensorboard.summary import hparams
 
-            summarise = cast("Callable[[dict[str, float | str], dict[str, float]], tuple[object, ...]]", hparams)
+            summarise = cast("Callable[[dict[str, float | str], dict[str, float]], tuple[Any, ...]]", hparams)
             for summary in summarise(dict(_flattened(config)), finals):
+                plugin = summary.value[0].metadata.plugin_data
+                data = HParamsPluginData.FromString(plugin.content)
+                for info in data.experiment.hparam_infos:
+                    info.differs = info.name in first
+                plugin.content = data.SerializeToString()
                 writer.file_writer.add_summary(summary, self._frames)
             for name, number in finals.items():
                 writer.add_scalar(name, number, self._frames)
@@ -423,8 +436,8 @@ class WandbLogger(Logger):
         with self._guarded():
             self._run.config.update(dict(config), allow_val_change=True)  # a resumed run may have changed values
 
-    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float]) -> None:
-        del config  # there since the start
+    def hparams(self, config: Mapping[str, object], metrics: Mapping[str, float], first: Collection[str] = ()) -> None:
+        del config, first  # there since the start
         with self._guarded():
             self._run.summary.update({f"final/{name}": value for name, value in self._numbers(metrics).items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,6 +99,7 @@ class Recorder:
         logger, console, saver: where records go.
         identity: the part of a checkpoint's state that does not change while this process runs.
         restored: the state that a resumed run starts from.
+        typed: dotted keys that were typed, or swept over.
         determinism: says whether the run repeats.
         checkup: looks for faults, with the points of earlier sessions.
         health: where they are written.
@@ -118,11 +119,12 @@ class Recorder:
         saver: Saver,
         identity: dict[str, object],
         restored: State | None,
+        typed: Collection[str],
         determinism: Determinism,
         checkup: Checkup,
         health: HealthLog,
     ) -> None:
-        self.config, self._determinism = config, determinism
+        self.config, self._typed, self._determinism = config, typed, determinism
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
         self._camera, self._unfilmed = camera, 0
         self._logger, self._console, self._saver = logger, console, saver
@@ -469,7 +471,9 @@ class Recorder:
             finals[f"eval/{name}_fresh_return_mean"] = report.mean
         config = self.config.model_dump(mode="json")
         self._logger.hparams(
-            {key: config[key] for key in _LEARNING}, finals | {"time/seconds": float(cast("float", summary["seconds"]))}
+            {key: config[key] for key in _LEARNING},
+            finals | {"time/seconds": float(cast("float", summary["seconds"]))},
+            first=self._typed,
         )
 
     def result_rows(self, ended: str) -> list[tuple[str, str]]:

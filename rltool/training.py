@@ -193,6 +193,7 @@ def train(
             saver=saver,
             identity=identity,
             restored=restored,
+            typed=_typed_keys(overrides),
             determinism=Determinism(asked.seed, getattr(asked.env, "backend", None), device),
             checkup=checkup,
             health=health,
@@ -456,6 +457,17 @@ def _initialise(
         raise ConfigError(Problem("init", text)) from error
     if header.state.env != env.id:
         warn(f"the weights come from {header.state.env}, and this run is on {env.id}; their spaces agree")
+
+
+def _typed_keys(overrides: Sequence[str]) -> set[str]:
+    """The dotted keys of overrides; of a group's choice what says best which it was."""
+    names = {
+        "env": "env.id",
+        "algo": "algo.kind",
+        **{group: f"{group}.kind" for group in ("network", "buffer", "optim")},
+    }
+    keys = (word.partition("=")[0].lstrip("+~") for word in overrides)
+    return {names.get(key, key) for key in keys}
 
 
 def _checkup(config: RunConfig, evaluator: Evaluator | None, directory: Path | None, frames: int) -> Checkup:

@@ -84,7 +84,7 @@ def test_the_console_and_the_logger_tell_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finals: dict[str, float] = {}
-    monkeypatch.setattr(Logger, "hparams", lambda _, config, metrics: finals.update(metrics))
+    monkeypatch.setattr(Logger, "hparams", lambda _, config, metrics, first: finals.update(metrics))
     words = ("env=gym", "env.id=Probe-v0", "total_frames=80", "eval.interval=20", "quiet=false", "logging=none")
     run(tmp_path, "dqn", *FINAL, *words)
     said = capsys.readouterr().out

@@ -239,7 +239,7 @@ def test_hyperparameters_and_final_values_are_in_the_runs_own_event_file(tmp_pat
         "network": {"hidden": [64, 64]},
         "env": {"kwargs": {}},
     }
-    logger.hparams(config, {"eval/return_mean": 475.0, "bad": math.nan})
+    logger.hparams(config, {"eval/return_mean": 475.0, "bad": math.nan}, first=["seed", "algo.kind"])
     logger.close()
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
@@ -259,6 +259,7 @@ def test_hyperparameters_and_final_values_are_in_the_runs_own_event_file(tmp_pat
     }
     experiment = HParamsPluginData.FromString(contents["_hparams_/experiment"].plugin_data.content).experiment
     assert [info.name.tag for info in experiment.metric_infos] == ["final/eval/return_mean"]
+    assert {info.name for info in experiment.hparam_infos if info.differs} == {"seed", "algo.kind"}
     assert "_hparams_/session_end_info" in contents
 
 
