@@ -470,6 +470,7 @@ class Recorder:
         for name, (report, _) in self.final.items():
             finals[f"eval/{name}_fresh_return_mean"] = report.mean
         config = self.config.model_dump(mode="json")
+        finals = dict(sorted(finals.items(), key=lambda final: not final[0].startswith("eval/")))  # they say most
         self._logger.hparams(
             {key: config[key] for key in _LEARNING},
             finals | {"time/seconds": float(cast("float", summary["seconds"]))},
