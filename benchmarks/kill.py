@@ -121,7 +121,11 @@ def points(directory: Path) -> list[dict[str, Any]]:
 def result(directory: Path) -> dict[str, Any]:
     """summary.json without what a clock measured."""
     summary = json.loads((directory / "summary.json").read_text())
-    return {name: value for name, value in summary.items() if name not in ("seconds", "frames_per_second", "directory")}
+    return {
+        name: value
+        for name, value in summary.items()
+        if name not in ("seconds", "frames_per_second", "time_shares", "directory")
+    }
 
 
 def differences(directory: Path, whole: Path) -> list[str]:

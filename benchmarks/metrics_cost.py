@@ -18,7 +18,7 @@ RUNS = {
     "PPO, CartPole": ["algo=ppo", "env=cartpole"],
     "PPO, InvertedDoublePendulum": ["algo=ppo", "env=inverted_double_pendulum", "total_frames=60_000"],
     "DQN, CartPole": ["algo=dqn", "env=cartpole"],
-    "SAC, Pendulum": ["algo=sac", "env=pendulum", "total_frames=8_000"],
+    "SAC, Pendulum": ["algo=sac", "env=pendulum", "total_frames=4_000"],
 }
 
 

@@ -402,7 +402,8 @@ class Console:
                 f"best {number(view.best_return)}",
             )
         else:
-            table.add_row("return", "-", "no episode has ended yet")
+            # Between two points nothing is known of episodes.
+            table.add_row("return", "-", "no episode has ended yet" if view.scalars else "no point yet")
         latest, best = view.evaluation, view.best_evaluation
         if latest is not None:
             table.add_row(

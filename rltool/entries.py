@@ -63,7 +63,7 @@ class Entry:
 
     def to_json(self) -> dict[str, object]:
         """The report, and what it is of."""
-        told = {"algo": self.algo, "training_seed": self.training_seed, "frames": self.frames}
+        told = {"algo": self.algo, "training_seed": self.training_seed, "frames": self.frames, "env_config": self.env}
         return {**self.report, **told}
 
 

@@ -14,7 +14,7 @@ from typing import get_args, get_origin
 from rltool.config import SchemaT, load_as
 from rltool.configfiles import ConfigFiles, flat, read_value
 from rltool.errors import ConfigError, Problem
-from rltool.records import Record, find_runs, is_run, read_run
+from rltool.records import Record, find_runs, is_run, located, read_run
 from rltool.registry import Schema
 from rltool.wording import did_you_mean, nearest
 
@@ -174,7 +174,7 @@ def _runs(words: Iterable[str], problems: list[Problem]) -> list[Record]:
     """The runs that words name, each once; adds what is wrong with them to the problems."""
     runs: dict[Path, Record] = {}
     for word in words:
-        path = Path(word).expanduser()
+        path = located(word)
         paths = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         if not paths:
             problems.append(

@@ -90,11 +90,6 @@ class History:
         """Whether an evaluation reached the environment's threshold: then much of what looks odd is as it should be."""
         return self.threshold is not None and max(self.values("eval/return_mean"), default=-math.inf) >= self.threshold
 
-    @property
-    def returns(self) -> str:
-        """The metric that says how good the policy is: of evaluations, where there are any."""
-        return "eval/return_mean" if len(self.at("eval/return_mean")) > 1 else "episode/return"
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -198,6 +193,8 @@ class Checkup:
             if finding is not None and rule.name not in self.open:
                 self.open[rule.name] = finding
                 told.append(finding)
+            elif finding is not None:
+                self.open[rule.name] = replace(self.open[rule.name], seen=finding.seen)
             elif finding is None and rule.name in self.open:
                 told.append(replace(self.open.pop(rule.name), gone=frames))
         self.told += told
@@ -229,8 +226,8 @@ def figure(value: float) -> str:
 
 def _entropy_collapsed(history: History) -> str | None:
     entropy = history.values("policy/entropy")
-    now = history.lately("policy/entropy", 3)
-    if not now or history.solved:
+    now = history.lately("policy/entropy", 2)
+    if len(entropy) < 3 or not now or history.solved:
         return None
     first, newest = entropy[0], fmean(now)
     if history.at("policy/bound_share"):  # numbers: what entropy is to them goes by the deviation
@@ -267,8 +264,11 @@ def _above(name: str, limit: float, points: int = _LATELY) -> Callable[[History]
 
 
 def _kl_high(history: History) -> str | None:
-    target = history.number("algo.target_kl")
-    return _above("policy/approx_kl", 0.05 if target is None else max(0.05, 3 * target))(history)
+    target, now = history.number("algo.target_kl"), history.lately("policy/approx_kl", 3)
+    limit = 0.05 if target is None else max(0.05, 3 * target)
+    if now and fmean(now) > 3 * limit:
+        return f"policy/approx_kl is {figure(fmean(now))} on the mean of the last {len(now)} points; {figure(limit)} is much"
+    return _above("policy/approx_kl", limit)(history)
 
 
 def _kl_low(history: History) -> str | None:
@@ -306,8 +306,9 @@ def _value_loss(history: History) -> str | None:
 
 
 def _q_beyond_reach(history: History) -> str | None:
-    now = history.lately("critic/q_limit_share", 3)
-    if now and min(now) > 1.2:
+    # Early in training and with a short horizon a sound run overshoots for a while, by less than a half.
+    now = history.lately("critic/q_limit_share")
+    if now and min(now) > 2:
         return f"the largest Q value is {figure(fmean(now))} times what any policy can reach, max |reward| / (1 - γ)"
     return None
 
@@ -328,7 +329,8 @@ def _no_learning_rate(history: History) -> str | None:
 
 def _epsilon_high(history: History) -> str | None:
     now = history.lately("policy/epsilon", 1)
-    if now and history.past(0.75) and now[0] > 0.3 and not history.solved:
+    nothing_pays = _returns_equal(history) is not None or _no_reward(history) is not None  # then exploring is right
+    if now and history.past(0.75) and now[0] > 0.3 and not history.solved and not nothing_pays:
         return f"{now[0]:.0%} of the actions are still random"
     return None
 
@@ -446,14 +448,14 @@ def _returns_equal(history: History) -> str | None:
 
 
 def _returns_fell(history: History) -> str | None:
-    curve = history.values(history.returns)
-    now = history.lately(history.returns, 3)
+    name = "eval/return_mean" if len(history.at("eval/return_mean")) >= 8 else "episode/return"
+    curve, now = history.values(name), history.lately(name, 3)
     if not now or len(curve) < 8:
         return None
     smooth = [fmean(curve[index : index + 3]) for index in range(len(curve) - 2)]
     best, first = max(smooth), min(smooth[: smooth.index(max(smooth)) + 1])
     if best - first > 0 and best - max(now) > 0.6 * (best - first) and smooth.index(best) < len(smooth) - 3:
-        return f"{history.returns} was {figure(best)} and is {figure(fmean(now))}"
+        return f"{name} was {figure(best)} and is {figure(fmean(now))}"
     return None
 
 

@@ -67,11 +67,15 @@ class Clock:
         self._spent = {}
         return shares
 
-    def in_words(self) -> str:
-        """Share of each part in all laps so far, the largest first; those below half a percent are left out."""
-        total = sum(self._whole.values())
+    def all_shares(self) -> dict[str, float]:
+        """Share of each part in all laps so far, the largest first."""
+        total = max(sum(self._whole.values()), 1e-9)
         parts = sorted(self._whole.items(), key=lambda part: -part[1])
-        return ", ".join(f"{part} {spent / total:.0%}" for part, spent in parts if spent > 0.005 * total)
+        return {part: round(spent / total, 7) for part, spent in parts}
+
+    def in_words(self) -> str:
+        """The same; those below half a percent are left out."""
+        return ", ".join(f"{part} {share:.0%}" for part, share in self.all_shares().items() if share > 0.005)
 
     @property
     def elapsed(self) -> float:
@@ -441,6 +445,7 @@ class Recorder:
             "health": [finding.rule for finding in self._checkup.open.values()],
             "seconds": round(self._seconds, 3),
             "frames_per_second": round(frames / max(self._seconds, 1e-9), 1),
+            "time_shares": self.clock.all_shares(),
             "compiled": self._identity["compiled"],
             "deterministic": self._determinism.summary(cast("int", self.config.seed)),
             "versions": versions(),

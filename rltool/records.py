@@ -25,6 +25,10 @@ from rltool.runs import is_locked, read_summary, shown
 if TYPE_CHECKING:
     from rltool.checkpoint import Header
 
+# Bytes that the last line of metrics.jsonl surely fits into.
+_TAIL = 65_536
+STATUSES = ("finished", "solved", "stopped", "interrupted", "failed", "running", "killed", "unknown", "unreadable")
+
 Point = dict[str, float]
 """A line of metrics.jsonl: numbers by name; those that were not finite are left out."""
 
@@ -68,7 +72,26 @@ class Record:
         if isinstance(self._names, OSError):
             return [f"cannot be looked into: {self._names.strerror}"]
         missing = [f"{name} is missing" for name in ("config.yaml", "checkpoints") if name not in self._names]
-        return [*missing, *(text for text in (self._config[1], self._summary[1]) if text)]
+        return [*missing, *(text for text in (self._config[1], self._summary[1], self._cut_short) if text)]
+
+    @property
+    def _cut_short(self) -> str:
+        """Whether metrics.jsonl says less than the summary."""
+        frames = self.summary.get("frames")
+        if not self.ended or not isinstance(frames, int) or frames == 0:
+            return ""
+        kind = self.config.get("logging")
+        if isinstance(kind, Mapping) and kind.get("kind") == "none":
+            return ""
+        if isinstance(self._names, OSError) or "metrics.jsonl" not in self._names:
+            return "metrics.jsonl is missing"
+        try:
+            with open(self.path / "metrics.jsonl", "rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
+                last = json.loads(file.read().splitlines()[-1])["frames"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return "metrics.jsonl is damaged at its end"
+        return "" if last >= frames else f"metrics.jsonl ends at {last:,} of {frames:,} frames"
 
     @cached_property
     def status(self) -> str:

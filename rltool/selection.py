@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from rltool.errors import ConfigError, Problem
-from rltool.records import Record
+from rltool.records import STATUSES, Record
 from rltool.wording import did_you_mean, nearest
 
 _WORD = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
@@ -61,6 +61,8 @@ class Condition:
         if match is None:
             raise ConfigError(Problem("", f"expected KEY=VALUE, found {word!r}"))
         condition = cls(*match.groups())
+        if condition.key == "status":
+            _check_statuses(condition.text)
         if (
             condition.sign in ("<", "<=", ">", ">=")
             and condition.key != "started"
@@ -106,6 +108,13 @@ class Condition:
         with suppress(ValueError):
             return float(text) * unit
         return None
+
+
+def _check_statuses(text: str) -> None:
+    for word in _alternatives(text):
+        if not any(fnmatchcase(status, word.lower()) for status in STATUSES):
+            hint = did_you_mean(nearest(word, STATUSES)) or f"One of {', '.join(STATUSES)}"
+            raise ConfigError(Problem("status", f"expected a status, found {word!r}", hint))
 
 
 def value_of(record: Record, key: str) -> object:

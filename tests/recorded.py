@@ -43,7 +43,7 @@ def recorded(
     *,
     config: Mapping[str, object] | None = CONFIG,
     summary: Mapping[str, object] | str | None = SUMMARY,
-    points: Sequence[Mapping[str, object]] = (),
+    points: Sequence[Mapping[str, object]] | None = None,
     overrides: Sequence[str] = ("algo=ppo", "env=cartpole"),
     log: str = "",
 ) -> Path:
@@ -51,8 +51,12 @@ def recorded(
 
     Args:
         summary: a text is written as it is.
-        points: of metrics.jsonl; each gets the time at which it would have been written, a second for 100 frames.
+        points: of metrics.jsonl; each gets the time at which it would have been written, a second for 100 frames. None: one
+            at the end, where the summary says when that was.
     """
+    if points is None:
+        frames = summary.get("frames") if isinstance(summary, Mapping) else None
+        points = [{"frames": frames}] if isinstance(frames, int) else []
     (directory / "checkpoints").mkdir(parents=True)
     if config is not None:
         (directory / "config.yaml").write_text(yaml.safe_dump(dict(config)))

@@ -281,6 +281,8 @@ WRONG = [
     (["list", "env", "algo"], ["expected one group"]),
     (["config", "algo=pqo"], ["Did you mean ppo?"]),
     (["env", "env=cartpole", "check=all"], ["check: expected one of quick, full, found 'all'"]),
+    (["eval", "nosuch"], ["there is no file", "nosuch"]),
+    (["runs", "status=finised"], ["status: expected a status, found 'finised'. Did you mean finished"]),
     (["env", "algo=ppo"], ["Give env=OPTION", "algo: is not chosen by this command"]),
     (["-sc", "install=tcsh"], ["install=bash"]),
 ]  # fmt: skip

@@ -352,7 +352,7 @@ def test_the_panel_fits_and_shows_what_matters(width: int) -> None:
     console, panel = terminal(clock, width=width)
     with console:
         console.start([])
-        assert "no episode has ended yet" in panel()
+        assert "no point yet" in panel()
         assert "none yet" in panel()
         for step in range(1, 9):
             clock.seconds += 5

@@ -296,3 +296,22 @@ def test_odd_values_are_none(tmp_path: Path) -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "metrics.jsonl is missing"),
+        ('{"frames": 600}\n', "metrics.jsonl ends at 600 of 1,000 frames"),
+        ('{"frames": 600}\n{"fra', "metrics.jsonl is damaged at its end"),
+        ("\x00\x01", "metrics.jsonl is damaged at its end"),
+    ],
+)
+def test_metrics_that_end_before_the_run_are_said(tmp_path: Path, content: str | None, said: str) -> None:
+    directory = recorded(tmp_path / "run")
+    assert Record(directory).problems == []
+    if content is None:
+        (directory / "metrics.jsonl").unlink()
+    else:
+        (directory / "metrics.jsonl").write_text(content)
+    assert Record(directory).problems == [said]

@@ -127,14 +127,17 @@ def _blocks(records: Sequence[Record]) -> list[str]:
             blocks.append(
                 "\n".join(_side_by_side(heading, called, [(k, *map(_value, v)) for k, v in differing.items()]))
             )
-    if not rows and not any(told.values()):
+    unread = [name for name, record in zip(called, records, strict=True) if not record.config]
+    if len(records) - len(unread) < 2:
+        blocks.append("the configurations cannot be compared")
+    elif not rows and not any(told.values()):
         blocks.append(
             "nothing differs: configuration, versions, commit and spaces are the same, as far as they are written down"
         )
     elif not rows:
         blocks.append("the configuration is the same")
-    if missing := [name for name, record in zip(called, records, strict=True) if not record.config]:
-        blocks.append(f"no configuration can be read of {', '.join(missing)}")
+    if unread:
+        blocks.append(f"no configuration can be read of {', '.join(unread)}")
     blocks.append("\n".join(_side_by_side("result", called, _results(records))))
     return blocks
 

@@ -68,6 +68,8 @@ def _written(record: Record) -> float:
 def _lines(record: Record, checkup: Checkup) -> Iterator[str]:
     yield f"{shown(record.path)}: {record.algo} on {record.env}, seed {record.seed}, {record.status} at {record.frames:,} frames"
     points = len(record.points)
+    for problem in record.problems:
+        yield from _wrapped(f"  warning: {problem}")
     error = record.summary.get("error")
     if record.status in ("failed", "killed"):
         yield from _wrapped(

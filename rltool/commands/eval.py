@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any, cast
 from rltool import reporting, trust
 from rltool.composition import quoted, read_overrides
 from rltool.config import import_plugins, load_node
+from rltool.configfiles import flat
 from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.importing import import_user_module
 from rltool.launch import check_command
 from rltool.places import checkpoints_at, labels
-from rltool.records import located
 from rltool.runs import shown
 from rltool.schema import EvalRunConfig
+from rltool.wording import found
 
 if TYPE_CHECKING:
     from rltool.cli import Options
+    from rltool.configfiles import ConfigFiles
     from rltool.entries import Entry
 
 # Width of a report that goes into a file, where COLUMNS does not say otherwise.
@@ -44,7 +46,7 @@ def main(options: Options) -> int:
         RltoolError: a file cannot be written, or a video, after the report was printed.
     """
     files = options.files()
-    line = read_overrides(_with_places(options.overrides), files, name="eval", several="Give one")
+    line = read_overrides(_with_places(options.overrides, files), files, name="eval", several="Give one")
     config = check_command(EvalRunConfig, line, files, "eval")
     places = [config.checkpoint] if isinstance(config.checkpoint, str) else config.checkpoint
     paths = checkpoints_at(places)
@@ -69,6 +71,8 @@ def main(options: Options) -> int:
         reporting.show(error, f"rltool eval, {shown(path)}", debug=config.debug)
 
     entries, problems = _evaluated(config, [job for job in jobs if job[0] in checked], checked, failed)
+    if changed := flat({"env": config.env}):
+        print(f"changed for this evaluation: {', '.join(f'{key}={found(value)}' for key, value in changed.items())}")
     if len(jobs) == 1:
         if failed:
             raise next(iter(failed.values()))
@@ -87,13 +91,13 @@ def main(options: Options) -> int:
     return int(bool(failed))
 
 
-def _with_places(words: Sequence[str]) -> list[str]:
+def _with_places(words: Sequence[str], files: ConfigFiles) -> list[str]:
     """The words with those that are paths under the key ``checkpoint``.
 
     Raises:
         ConfigError: checkpoints are given in both ways.
     """
-    places = [word for word in words if _is_place(word)]
+    places = [word for word in words if _is_place(word, files)]
     rest = [word for word in words if word not in places]
     if places and any(word.lstrip("+").startswith("checkpoint=") for word in rest):
         text = f"expected paths or checkpoint=, found both: {places[0]}"
@@ -101,14 +105,15 @@ def _with_places(words: Sequence[str]) -> list[str]:
     return rest + ([f"checkpoint=[{','.join(map(quoted, places))}]"] if places else [])
 
 
-def _is_place(word: str) -> bool:
+def _is_place(word: str, files: ConfigFiles) -> bool:
     """Whether a word is a path and no override: directories may have = in their names."""
     if word.startswith(("+", "~")):
         return False
     head, equals, _ = word.partition("=")
     if equals:
         return Path(word).exists() or os.sep in head
-    return located(word).exists() or os.sep in word or word.endswith(".ckpt")
+    # An option of a group is a choice whose key was forgotten.
+    return located(word).exists() or not any(word in files.options(group) for group in files.groups())
 
 
 @contextmanager

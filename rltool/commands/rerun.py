@@ -37,7 +37,7 @@ def _main(options: Options) -> int:
     words = [word for word in options.overrides if word != named[0]]
     line = read_overrides(words, files, choices_allowed=False, several="A rerun is one run")
     rerun = read_rerun(record, line, files)
-    if not rerun.config.quiet:
+    if not (rerun.config.quiet and line.get("quiet") is not None):  # the run's own quiet hides no change
         same = "" if rerun.changes else " with the same configuration"
         print("\n".join([f"running {shown(record.path)} anew{same}", *launch.told(rerun.changes)]), flush=True)
     for text in rerun.warnings():

@@ -140,7 +140,11 @@ def last_metrics(record: Record) -> dict[str, float]:
 
 
 def record_shares(record: Record) -> dict[str, float]:
-    """Share of each part of the loop in its time, the largest first: the shares of the points, by how long each took."""
+    """Share of each part of the loop in its time, the largest first: as the summary has it (of the last session), else the
+    shares of the points, by how long each took."""
+    told = _mapping(record.summary.get("time_shares"))
+    if record.ended and told:
+        return {part: float(share) for part, share in told.items() if isinstance(share, int | float)}
     spent: dict[str, float] = {}
     before = 0.0
     for point in record.points:
@@ -238,8 +242,7 @@ def _rate(record: Record) -> float | None:
     told = record.summary.get("frames_per_second")
     if record.ended:
         return float(told) if isinstance(told, int | float) else None
-    rates = [point["time/frames_per_second"] for point in record.points if "time/frames_per_second" in point]
-    return rates[-1] if rates else None
+    return record.frames / record.times[-1][1] if record.times and record.times[-1][1] > 0 else None
 
 
 def _log(record: Record) -> list[str]:
