@@ -677,6 +677,8 @@ def test_eval_prints_a_report_and_writes_it(command: Rltool, evaluation: list[ob
         assert text in answer.out
     assert f"written to {tmp_path / 'report.json'}" in answer.out
     written = json.loads((tmp_path / "report.json").read_text())
+    assert "changed for this evaluation: env.kwargs.x=1" in answer.out
+    assert written.pop("env_config")["kwargs"]["x"] == 1
     assert written == {**REPORT, "std": None, "algo": "ppo", "training_seed": 0, "frames": 1000}
     (config,) = evaluation
     assert (config.checkpoint, config.env) == (str(tmp_path / "old"), {"kwargs": {"x": 1}})  # type: ignore[attr-defined]

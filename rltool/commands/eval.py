@@ -22,6 +22,7 @@ from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.importing import import_user_module
 from rltool.launch import check_command
 from rltool.places import checkpoints_at, labels
+from rltool.records import located
 from rltool.runs import shown
 from rltool.schema import EvalRunConfig
 from rltool.wording import found
@@ -71,7 +72,8 @@ def main(options: Options) -> int:
         reporting.show(error, f"rltool eval, {shown(path)}", debug=config.debug)
 
     entries, problems = _evaluated(config, [job for job in jobs if job[0] in checked], checked, failed)
-    if changed := flat({"env": config.env}):
+    if config.env and not config.quiet:
+        changed = flat({"env": config.env})
         print(f"changed for this evaluation: {', '.join(f'{key}={found(value)}' for key, value in changed.items())}")
     if len(jobs) == 1:
         if failed:
