@@ -714,7 +714,7 @@ def document(metrics: Iterable[Metric]) -> str:
         "",
         "## Histograms",
         "",
-        "Written every `logging.histogram_interval` frames, TensorBoard only.",
+        "Written every `logging.histogram_interval` frames, by `logging=tensorboard` and `logging=wandb`.",
         "",
         *rows(row for row in metrics if row.histogram),
         "",
