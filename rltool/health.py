@@ -361,6 +361,17 @@ def _no_reward(history: History) -> str | None:
     return None
 
 
+def _reward_spike(history: History) -> str | None:
+    low, high = history.at("data/reward_min"), history.at("data/reward_max")
+    sizes = [max(abs(least), abs(most)) for (_, least), (_, most) in zip(low, high, strict=False)]
+    if len(sizes) < 10:
+        return None
+    usual, largest = median(sizes), max(sizes)
+    if usual > 0 and largest > 1e6 * usual:
+        return f"a reward of {figure(largest)} at {high[sizes.index(largest)][0]:,} frames or just before; {figure(usual)} is usual"
+    return None
+
+
 def _input_scale(history: History) -> str | None:
     now = history.lately("data/input_abs_max", 3)
     if now and min(now) > 100:
@@ -638,6 +649,16 @@ RULES: tuple[Rule, ...] = (
         "exploration never gets to what pays: episodes run into their time limit, say, without reaching the goal",
         (*_EXPLORE, ("env.kwargs", "a denser reward, if there is one"), ("env.max_episode_steps", "raise")),
         _returns_equal,
+    ),
+    Rule(
+        "reward_spike",
+        "a single reward dwarfs all others",
+        "a fault of the environment, or a bonus of another scale: returns, their scale and the value estimate go by it",
+        (
+            ("algo.scale_reward", "true"),
+            ("env.wrappers", "clip rewards: [{name: ClipReward, kwargs: {…}, eval: false}]"),
+        ),
+        _reward_spike,
     ),
     Rule(
         "input_scale",

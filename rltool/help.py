@@ -180,6 +180,8 @@ _RUN_WORDS = (
     ("limit=10", "so many at most"),
     ("columns=optim.lr", "columns beside the usual ones, with commas between"),
 )
+# The commands that choose options of groups.
+_CHOOSING = ("train", "config", "env", "tune-speed")
 _SYNTAX = (
     ("optim.lr=1e-3", "a number; 1e6 is fine where a whole number is wanted"),
     ("network.hidden=[128,128]", "a list; quote it where your shell minds brackets"),
@@ -256,7 +258,8 @@ def page(command: str, options: Options) -> str:
         lines += ["", _heading("words"), *_columns(_RUN_WORDS, 18)]
     if command in ("train", "config"):
         lines += ["", _heading("values"), *_columns(_SYNTAX, 26)]
-    lines += ["", _heading("options"), *_columns([_OPTIONS[name] for name in OPTIONS[command] if name in _OPTIONS], 18)]
+    told = {**_OPTIONS, "--help": _OPTIONS["--help"] if command in _CHOOSING else ("-h, --help", "this page")}
+    lines += ["", _heading("options"), *_columns([told[name] for name in OPTIONS[command] if name in told], 18)]
     return "\n".join(lines)
 
 

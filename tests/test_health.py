@@ -95,6 +95,11 @@ CASES: dict[str, tuple[dict[str, Any], Series, Series]] = {
         {"data/reward_min": flat(0.0), "data/reward_max": flat(0.0)},
         {"data/reward_min": flat(0.0), "data/reward_max": [*flat(0.0)[:2], 1.0, *flat(0.0)[3:]]},
     ),
+    "reward_spike": (
+        PPO,
+        {"data/reward_min": flat(0.0), "data/reward_max": [*flat(1.0)[:20], 1e30, *flat(1.0)[21:]]},
+        {"data/reward_min": flat(0.0), "data/reward_max": [*flat(1.0)[:20], 100.0, *flat(1.0)[21:]]},
+    ),
     "input_scale": (PPO, {"data/input_abs_max": flat(4000.0)}, {"data/input_abs_max": flat(8.0)}),
     "input_constant": (PPO, {"data/input_constant_share": flat(1.0)}, {"data/input_constant_share": flat(0.5)}),
     "actions_at_bound": (PPO, {"policy/bound_share": flat(0.99)}, {"policy/bound_share": flat(0.3)}),
