@@ -320,7 +320,7 @@ def test_a_run_killed_before_its_summary_still_ends(copied: Path, tmp_path: Path
     (copied / ".summary.json-1-a.tmp").touch()
     (copied / "checkpoints/.buffer-1.safetensors.1.tmp").touch()
     assert cli.main(["train", f"resume={copied}", "quiet=true"]) == 0
-    ignored = ("seconds", "frames_per_second", "directory", "git_commit", "objective")
+    ignored = ("seconds", "frames_per_second", "time_shares", "directory", "git_commit", "objective")
     found = summary(copied)
     assert {key: value for key, value in found.items() if key not in ignored} == {
         key: value for key, value in expected.items() if key not in ignored
