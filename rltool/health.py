@@ -465,7 +465,9 @@ def _returns_fell(history: History) -> str | None:
         return None
     smooth = [fmean(curve[index : index + 3]) for index in range(len(curve) - 2)]
     best, first = max(smooth), min(smooth[: smooth.index(max(smooth)) + 1])
-    if best - first > 0 and best - max(now) > 0.6 * (best - first) and smooth.index(best) < len(smooth) - 3:
+    noise = median(abs(later - earlier) for earlier, later in pairwise(curve))
+    fallen = best - max(now)
+    if fallen > 0.6 * (best - first) > 0 and fallen > 4 * noise and smooth.index(best) < len(smooth) - 3:
         return f"{name} was {figure(best)} and is {figure(fmean(now))}"
     return None
 

@@ -213,6 +213,12 @@ def test_returns_fall_in_training_too_where_evaluations_are_few() -> None:
     assert "episode/return was" in examined(few, PPO).open["returns_fell"].seen
 
 
+def test_returns_that_are_only_noisy_have_not_fallen() -> None:
+    """As those of a random policy on CartPole."""
+    noisy = {"episode/return": [22.0, 35.0, 19.0, 41.0, 28.0, 17.0, 25.0, 33.0, 20.0, 14.0, 16.0, 12.0]}
+    assert "returns_fell" not in all_told(examined(noisy, DQN))
+
+
 def test_a_short_overshoot_of_q_is_no_fault() -> None:
     """As double DQN does it on CartPole with γ = 0.98, on its way to 500."""
     assert "q_beyond_reach" not in all_told(
