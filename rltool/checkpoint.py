@@ -465,7 +465,7 @@ class Saver:
 
     def go_back(self, header: Header) -> bool:
         """Has a run end at one of its earlier checkpoints: last.ckpt becomes that one, and all that are later leave. A process
-        that is killed meanwhile leaves the old end of the run or the new one.
+        that is killed meanwhile leaves the old end of the run or the new one; best.ckpt may then be that of the other.
 
         Returns:
             Whether best.ckpt is that of the best evaluation which the checkpoint knows.

@@ -531,7 +531,6 @@ def _saturated(history: History) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------ the table
 
-_SMALLER_STEPS = (("optim.lr", "lower"), ("algo.epochs", "lower"), ("algo.minibatch_size", "raise"))
 _EXPLORE = (
     ("algo.entropy_coeff", "raise, to 0.01 say"),
     ("algo.epsilon.frames", "raise"),
@@ -576,7 +575,7 @@ RULES: tuple[Rule, ...] = (
         "clip_fraction_high",
         "too many samples are clipped",
         "steps that are too large or too many for one batch: most samples give no gradient any more",
-        _SMALLER_STEPS,
+        (("optim.lr", "lower"), ("algo.epochs", "lower"), ("algo.minibatch_size", "raise")),
         _above("train/clip_fraction", 0.5),
         ("ppo",),
     ),

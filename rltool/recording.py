@@ -34,12 +34,8 @@ POLICY = ("policy", "normalizer")
 VIDEOS = "videos"
 # A loss or a gradient that is not finite ends the run; looked at whenever numbers come to the host anyway.
 WATCHED = ("train/loss", "train/grad_norm")
-
-
 # What shapes learning: the hyper-parameters. The rest of the configuration says where things go and what is shown.
 _LEARNING = ("env", "algo", "network", "buffer", "optim", "total_frames", "seed")
-
-
 # Episodes at the end of a run take the frames of the run over this, at most: a small share of its time.
 _FRESH_SHARE = 5
 

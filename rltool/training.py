@@ -461,11 +461,7 @@ def _initialise(
 
 def _typed_keys(overrides: Sequence[str]) -> set[str]:
     """The dotted keys of overrides; of a group's choice what says best which it was."""
-    names = {
-        "env": "env.id",
-        "algo": "algo.kind",
-        **{group: f"{group}.kind" for group in ("network", "buffer", "optim")},
-    }
+    names = {"env": "env.id", **{group: f"{group}.kind" for group in ("algo", "network", "buffer", "optim")}}
     keys = (word.partition("=")[0].lstrip("+~") for word in overrides)
     return {names.get(key, key) for key in keys}
 

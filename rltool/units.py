@@ -30,7 +30,7 @@ def sample(columns: Features) -> Features:
     return {name: column[::stride].clone() for name, column in columns.items()}
 
 
-def saturated_units(networks: Iterable[nn.Module], inputs: Iterable[Tensor]) -> Tensor | None:
+def saturated_units(network: nn.Module, inputs: Iterable[Tensor]) -> Tensor | None:
     """The share of the hidden units through which hardly any gradient comes, in these states; None where no module is an
     activation.
 
@@ -38,7 +38,7 @@ def saturated_units(networks: Iterable[nn.Module], inputs: Iterable[Tensor]) -> 
     a tanh at ±1. A channel of a convolution is one unit.
 
     Args:
-        networks: called with the inputs, one after the other.
+        network: called with the inputs.
         inputs: ``[N, *shape]`` each.
     """
     shares: list[Tensor] = []
@@ -51,15 +51,13 @@ def saturated_units(networks: Iterable[nn.Module], inputs: Iterable[Tensor]) -> 
         units = slope.movedim(1, -1).flatten(0, -2) if slope.ndim > 1 else slope.unsqueeze(-1)
         shares.append((units.abs() < FLAT).float().mean(0) >= SHARE)
 
-    found = tuple(inputs)
-    for network in networks:
-        hooks = [part.register_forward_pre_hook(look) for part in network.modules() if isinstance(part, _ACTIVATIONS)]
-        try:
-            with torch.no_grad():
-                network(*found)
-        finally:
-            for hook in hooks:
-                hook.remove()
+    hooks = [part.register_forward_pre_hook(look) for part in network.modules() if isinstance(part, _ACTIVATIONS)]
+    try:
+        with torch.no_grad():
+            network(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return torch.cat(shares).float().mean() if shares else None
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from fakes import Rltool
+
     from rltool.evaluation import Evaluator
     from rltool.vectorized import GymVectorEnv
 
@@ -98,3 +100,19 @@ def dqn_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dqn")
     run(directory, "dqn", "total_frames=400", "save.interval=100", "save.keep=2", "optim.schedule=linear")
     return directory
+
+
+@pytest.fixture
+def rltool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rltool:
+    """``rltool WORDS`` in an empty directory, at 80 columns: exit code, output, errors."""
+    from rltool import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(words)
+        return (code, *capsys.readouterr())
+
+    return call

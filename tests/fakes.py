@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
 from rltool.configfiles import flat
+
+Rltool = Callable[..., tuple[int, str, str]]
 
 
 def fake_run(

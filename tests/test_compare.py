@@ -5,32 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import fake_run
+from fakes import Rltool, fake_run
 
-from rltool import cli
 from rltool.estimates import Estimate, band, estimate, improvement, iqm, mean, median
 
-Rltool = Callable[..., tuple[int, str, str]]
 N = 500  # resamples
-
-
-@pytest.fixture
-def rltool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rltool:
-    """``rltool WORDS`` in an empty directory, at 80 columns: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(words)
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 def array(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -6,14 +6,12 @@ import csv
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import fake_run
+from fakes import Rltool, fake_run
 
-from rltool import cli
 from rltool.commands.plot import joined
 from rltool.configfiles import ConfigFiles
 from rltool.curves import Series, choose_estimate, common, moving_average, read_panel, read_series
@@ -24,21 +22,6 @@ from rltool.registry import Schema
 from rltool.schema import CompareConfig, PlotConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-Rltool = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rltool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rltool:
-    """``rltool WORDS`` in an empty directory, at 80 columns: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(words)
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 def group(*runs: Path, label: str = "a") -> Group:

@@ -26,30 +26,30 @@ def test_saturated_units_are_those_with_a_flat_activation(activation: nn.Module,
     inputs = torch.linspace(-0.5, 0.5, 20).unsqueeze(-1)
     net = layer([0.6, 0.7, 9.0, -9.0], activation)
     before = net(inputs)
-    share = saturated_units([net], [inputs])
+    share = saturated_units(net, [inputs])
     assert share is not None
     assert float(share) == expected
     assert torch.equal(net(inputs), before)
     assert not net[1]._forward_pre_hooks, "no hook stays behind"
 
 
-def test_units_of_all_networks_count_and_a_channel_is_one() -> None:
+def test_units_of_all_layers_count_and_a_channel_is_one() -> None:
     convolution = nn.Conv2d(1, 2, 1)
     nn.init.constant_(convolution.weight, 0.0)
     convolution.bias.data = torch.tensor([1.0, -1.0])
     images = torch.ones(3, 1, 4, 4)
-    share = saturated_units([nn.Sequential(convolution, nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Flatten())], [images])
+    share = saturated_units(nn.Sequential(convolution, nn.ReLU(), nn.Conv2d(2, 1, 1, bias=False), nn.Tanh()), [images])
     assert float(share) == pytest.approx(1 / 3)  # type: ignore[arg-type]
-    assert saturated_units([nn.Linear(4, 4)], [torch.ones(3, 4)]) is None
+    assert saturated_units(nn.Linear(4, 4), [torch.ones(3, 4)]) is None
 
 
 def test_a_unit_that_learns_in_some_states_is_not_saturated() -> None:
     net = layer([0.0], nn.ReLU())
     inputs = torch.ones(100, 1)
     inputs[:94] = -1.0
-    assert float(saturated_units([net], [inputs])) == 0.0  # type: ignore[arg-type]
+    assert float(saturated_units(net, [inputs])) == 0.0  # type: ignore[arg-type]
     inputs[:95] = -1.0
-    assert float(saturated_units([net], [inputs])) == 1.0  # type: ignore[arg-type]
+    assert float(saturated_units(net, [inputs])) == 1.0  # type: ignore[arg-type]
 
 
 def test_inputs_are_looked_at_without_images() -> None:

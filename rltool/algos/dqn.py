@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -96,7 +94,7 @@ class DQN(ReplayedAlgorithm):
             "critic/q_value_mean": largest.mean(),
             "critic/q_value_max": largest.max(),
         }
-        now, _ = self.last_step
+        now = self.last_step
         inputs = tuple(now[key] for key in self.preprocessor.keys)
         gap = self.net(*inputs) - torch.func.functional_call(self.net, self.target.state_dict(), inputs)
         metrics["critic/target_gap"] = gap.gather(-1, now["action"].unsqueeze(-1)).abs().mean()
@@ -104,9 +102,10 @@ class DQN(ReplayedAlgorithm):
             metrics["critic/q_limit_share"] = values.abs().max() * ((1 - self._config.gamma) / reward)
         return metrics
 
-    def looked_at(self, now: Columns) -> Iterator[tuple[str, list[nn.Module], list[Tensor]]]:
-        """Its one network."""
-        yield "policy", [self.net], [now[key] for key in self.preprocessor.keys]
+    @property
+    def policy_network(self) -> nn.Module:
+        """Q."""
+        return self.net
 
     def before_steps(self, before: int, frames: int) -> None:
         """The target copies the network where the frame counter crossed a multiple of ``target_interval``."""

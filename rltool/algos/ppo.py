@@ -174,10 +174,14 @@ class PPO(Algorithm):
         ratio = (self.actor.distribution(encoded).log_prob(data["action"]) - data["action_log_prob"]).exp()
         metrics = {**self.optimizer.histograms(), **input_metrics(inputs)}
         metrics |= {"policy/ratio_min": ratio.min(), "policy/ratio_max": ratio.max()}
-        shared = isinstance(self.actor.encoder, Trunk)
-        actor = [self.actor.encoder.body] if isinstance(self.actor.encoder, Trunk) else [self.actor.net]
-        for name, networks in (("policy", actor), ("critic", [] if shared else [self.critic])):
-            if (share := saturated_units(networks, inputs)) is not None:
+        encoder = self.actor.encoder
+        bodies = (
+            {"policy": encoder.body}
+            if isinstance(encoder, Trunk)
+            else {"policy": self.actor.net, "critic": self.critic}
+        )
+        for name, body in bodies.items():
+            if (share := saturated_units(body, inputs)) is not None:
                 metrics[f"{name}/saturated_units"] = share
         return metrics
 

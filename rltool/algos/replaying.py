@@ -37,7 +37,7 @@ class ReplayedAlgorithm(Algorithm):
         buffer: every transition that is still kept.
         flat: the parameters that are learned.
         optimizer: of them.
-        last_step: the columns of the last gradient step; None before the first.
+        last_step: the states and actions of the last gradient step; None before the first.
     """
 
     step_metrics: ClassVar[tuple[str, ...]]
@@ -48,7 +48,8 @@ class ReplayedAlgorithm(Algorithm):
         super().__init__(config, run)
         self._replayed, self._budget = config, run.budget
         self._draws = generator(run.seed, Stream.BUFFER)
-        self.last_step: tuple[Columns, Columns] | None = None
+        self.last_step: Columns | None = None
+        self._drawn = torch.zeros(0, dtype=torch.int64)
         self.buffer = cast(
             "ReplayBuffer | PrioritizedBuffer",
             run.buffer.build(generator=self._draws, device=run.device, leaves=run.leaves, actions=run.actions),
@@ -112,7 +113,7 @@ class ReplayedAlgorithm(Algorithm):
                 self.after_step()
                 rows.append(row)
                 td_errors.append(td_error)
-                self.last_step = (now, following)
+                self.last_step = now
             if len(rows) > first:
                 self.optimizer.check(torch.stack(rows[first:]), self.step_metrics, frames, partial(named, drawn))
             self.buffer.update_priority(drawn, torch.stack(td_errors))
@@ -131,17 +132,16 @@ class ReplayedAlgorithm(Algorithm):
         """Parameters and the last gradient, layer by layer; what the last step was made on, and how old it was."""
         if self.last_step is None:
             return {}
-        now, _ = self.last_step
-        inputs = [now[key] for key in self.preprocessor.keys]
+        inputs = [self.last_step[key] for key in self.preprocessor.keys]
         metrics = {**self.optimizer.histograms(), **input_metrics(inputs), **self.buffer.metrics(self._drawn)}
-        for name, networks, given in self.looked_at(now):
-            if (share := saturated_units(networks, given)) is not None:
-                metrics[f"{name}/saturated_units"] = share
+        if (share := saturated_units(self.policy_network, inputs)) is not None:
+            metrics["policy/saturated_units"] = share
         return metrics
 
+    @property
     @abstractmethod
-    def looked_at(self, now: Columns) -> Iterator[tuple[str, list[nn.Module], list[Tensor]]]:
-        """For ``policy`` and ``critic``, where there is one: its networks, and their inputs in the columns of the last step."""
+    def policy_network(self) -> nn.Module:
+        """The network that the policy acts by, from network inputs."""
 
     def columns(self, drawn: TensorDict) -> tuple[Columns, Columns]:
         """Transitions ``[steps, size]`` as :meth:`gradient` takes them, for all steps at once.

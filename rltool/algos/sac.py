@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -162,9 +161,10 @@ class SAC(ReplayedAlgorithm):
         noise = torch.randn(2, *now["action"].shape, generator=self._minibatch_order).to(now["action"].device)
         return {**now, "noise": noise[0]}, {**following, "noise": noise[1]}
 
-    def looked_at(self, now: Columns) -> Iterator[tuple[str, list[nn.Module], list[Tensor]]]:
-        """The actor's network. The critics exist as stacked weights only, without modules of their own to look into."""
-        yield "policy", [self.actor.net], [now[key] for key in self.preprocessor.keys]
+    @property
+    def policy_network(self) -> nn.Module:
+        """The actor's."""
+        return self.actor.net
 
     def components(self) -> dict[str, Component]:
         """What all replayed algorithms keep, the networks, the temperature, and what draws the noise."""
