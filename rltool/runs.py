@@ -203,7 +203,7 @@ class RunDirectory:
     def _write(self, path: Path, text: str) -> None:
         with _explained("write", path):
             # A file name from the system may hold bytes that are no text; its escape is valid in JSON.
-            _replace(path, text.encode("utf-8", errors="backslashreplace"))
+            replace_file(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def read_summary(directory: Path) -> dict[str, object]:
@@ -375,7 +375,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"expected something JSON can hold, found {type(value).__name__}")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that it is whole at every moment, also through a power cut."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(3)}.tmp")
     try:

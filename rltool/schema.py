@@ -829,6 +829,61 @@ class RunConfig(Schema):
             yield from node.problems(self)
 
 
+# ------------------------------------------------------------------------------------------------------------- sweeps
+
+
+class JobsConfig(Schema):
+    """How the jobs of a sweep share a machine (``hydra/launcher=local``)."""
+
+    jobs: Literal["auto"] | PositiveCount = Field(
+        description="jobs at a time; auto: as many as the cores allow, each with its threads"
+    )
+    jobs_per_gpu: PositiveCount = Field(description="jobs at a time on each GPU, of those that may use one (device)")
+    memory: PositiveReal | None = Field(
+        description="a job that uses more is ended, in GiB; null: jobs wait, and the largest begins again later, where "
+        "memory runs out"
+    )
+    timeout: Seconds | None = Field(description="a job that takes longer is ended, in seconds; null: no limit")
+    fail_fast: bool = Field(description="true: the first job that fails stops the others")
+
+
+class TuneConfig(Schema):
+    """A search for good values (``hydra/sweeper=tune``; extra: sweep)."""
+
+    trials: PositiveCount = Field(description="trials in all, those of earlier sessions included")
+    seeds: PositiveCount = Field(description="runs of a trial, with seeds of their own: seed, seed + 1, …")
+    final_seeds: Count = Field(description="runs of the winner on fresh seeds, which its score comes from; 0: none")
+    objective: Literal["final", "auc", "frames"] | list[Literal["final", "auc", "frames"]] = Field(
+        description="of a trial's runs, on the mean: final: return at the end; auc: mean of all evaluations over the "
+        "frames; frames: frames until stop.return_threshold or the environment's own; a list: several at once"
+    )
+    sampler: Literal["tpe", "random", "grid", "gp"] = Field(
+        description="who proposes: tree-structured Parzen estimator, chance, each combination once, Gaussian process"
+    )
+    sampler_seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(description="seed of the proposals")
+    startup_trials: Count = Field(description="trials by chance before the sampler learns from them; never pruned")
+    pruner: Literal["none", "median", "asha", "hyperband"] = Field(
+        description="ends trials whose evaluations fall behind those of others"
+    )
+    prune_after: Fraction = Field(description="no trial is ended before this share of its frames")
+    storage: str | None = Field(
+        description="a database URL, which several processes or machines can share; null: a file in the sweep's directory",
+        min_length=1,
+    )
+    study: Place = Field(description="the name of the study in the database")
+    space: dict[str, str | list[JsonValue]] = Field(
+        description="the values to search, by key: tag(log,interval(1e-5,1e-2)), int(interval(1,8)), choice(a,b), range(1,9), "
+        "or a list; what is typed so is added"
+    )
+
+
+class SweepConfig(Schema):
+    """What of ``rltool train -m`` concerns the jobs together."""
+
+    sweep: JobsConfig = Field(description="how the jobs share the machine")
+    tune: TuneConfig = Field(description="the search")
+
+
 # ------------------------------------------------------------------------------------------------ the other commands
 
 

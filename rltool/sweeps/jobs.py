@@ -1,0 +1,177 @@
+"""A sweep as it lies on disk: what was asked for, and a directory a job with what it is to run. Free of torch and Hydra.
+
+What runs is what was checked: a job is run from the configuration in its job.json, whatever becomes of conf/ meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from pydantic import JsonValue
+
+from rltool.errors import ConfigError, Problem
+from rltool.records import Record
+from rltool.runs import replace_file
+
+_SWEEP, _JOB, _CONSOLE, _STOP = "sweep.json", "job.json", "console.log", "stop"
+DONE = ("finished", "solved", "stopped", "pruned")
+"""Statuses of jobs that are not run again."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job: a run with a directory of its own.
+
+    Attributes:
+        directory: the job's, absolute.
+        words: its overrides as Hydra gets them, without those that are the sweep's.
+        varied: its values of the keys (or groups) that the sweep varies, the seed among them.
+        config: the checked configuration, as JSON.
+        tuned: the name of the tuned file in it, or None.
+        trial: the number of the trial it belongs to; None in a grid.
+    """
+
+    directory: Path
+    words: tuple[str, ...]
+    varied: Mapping[str, JsonValue]
+    config: Mapping[str, JsonValue]
+    tuned: str | None = None
+    trial: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its directory, and what it is called by."""
+        return self.directory.name
+
+    @property
+    def title(self) -> str:
+        """What tells it from the other jobs, as it would be typed."""
+        return " ".join(f"{key}={_shown(value)}" for key, value in self.varied.items())
+
+    @property
+    def record(self) -> Record:
+        """Its run as it lies there now; its status is ``unknown`` before there is one."""
+        return Record(self.directory)
+
+    @property
+    def status(self) -> str:
+        """``waiting`` before there is a run, else the run's status."""
+        if not any((self.directory / name).exists() for name in ("config.yaml", "summary.json")):
+            return "waiting"
+        return self.record.status
+
+    @property
+    def console(self) -> Path:
+        """What its process printed, in all sessions."""
+        return self.directory / _CONSOLE
+
+    @property
+    def stop_file(self) -> Path:
+        """Once it is there, the job ends after its next evaluation, with the status ``pruned``."""
+        return self.directory / _STOP
+
+    def write(self) -> None:
+        """Makes the directory, and writes what the job is to run."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        told = {name: value for name, value in asdict(self).items() if name != "directory"}
+        replace_file(self.directory / _JOB, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> SweepJob:
+        """The job of a directory.
+
+        Raises:
+            ConfigError: it holds none, or one that cannot be read.
+        """
+        told = _read(directory / _JOB)
+        try:
+            return cls(
+                **cast("dict[str, object]", told) | {"directory": directory.absolute(), "words": tuple(told["words"])}
+            )  # type: ignore[arg-type]
+        except (TypeError, KeyError) as error:
+            raise ConfigError(Problem("", f"{directory / _JOB} is no job of a sweep: {error}")) from error
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All jobs together.
+
+    Attributes:
+        path: the directory, absolute.
+        kind: ``grid``, or ``tune`` for a search.
+        overrides: what was typed.
+        varied: the keys (or groups) whose values differ between jobs, the seed among them, in the order in which they were
+            typed.
+        details: more of a search: its objective, its space.
+    """
+
+    path: Path
+    kind: str
+    overrides: tuple[str, ...]
+    varied: tuple[str, ...]
+    details: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @cached_property
+    def jobs(self) -> tuple[SweepJob, ...]:
+        """The jobs there are, in the order of their names, 2 before 10."""
+        found = (path.parent for path in self.path.glob(f"*/{_JOB}"))
+        return tuple(SweepJob.read(directory) for directory in sorted(found, key=_order))
+
+    def write(self) -> None:
+        """Writes what was asked for; the jobs are written one by one."""
+        told = {name: value for name, value in asdict(self).items() if name != "path"}
+        replace_file(self.path / _SWEEP, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """The sweep in a directory.
+
+        Raises:
+            ConfigError: it holds none, or one that cannot be read.
+        """
+        told = _read(path / _SWEEP)
+        try:
+            return cls(
+                path.absolute(),
+                str(told["kind"]),
+                tuple(cast("Iterable[str]", told["overrides"])),
+                tuple(cast("Iterable[str]", told["varied"])),
+                cast("dict[str, JsonValue]", told["details"]),
+            )
+        except (TypeError, KeyError) as error:
+            raise ConfigError(Problem("", f"{path / _SWEEP} describes no sweep: {error}")) from error
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a directory holds a sweep."""
+    return (path / _SWEEP).is_file()
+
+
+def _read(path: Path) -> dict[str, JsonValue]:
+    try:
+        told = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        hint = "A sweep's directory holds a sweep.json; they are made by rltool train -m"
+        raise ConfigError(Problem("", f"there is no {path}", hint)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(Problem("", f"{path} cannot be read: {error}")) from error
+    if not isinstance(told, dict):
+        raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}"))
+    return told
+
+
+def _order(directory: Path) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", directory.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def _shown(value: JsonValue) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
