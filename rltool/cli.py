@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -99,6 +99,10 @@ class Options:
         from rltool.configfiles import ConfigFiles
 
         return ConfigFiles.find_main((*([self.config_dir] if self.config_dir else []), *self.search_path))
+
+    def searching(self, files: ConfigFiles) -> Options:
+        """The same, with other directories of config files."""
+        return replace(self, config_dir=None, search_path=files.extra)
 
     def for_hydra(self) -> list[str]:
         """The options as Hydra's own command line knows them."""

@@ -38,6 +38,9 @@ PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out", "trajectories"})
 # Those whose file or run is there already: a run can be named by the end of its path.
 _FOUND_KEYS = PATH_KEYS - {"out", "trajectories"}
 
+# Nodes of conf/train.yaml that concern the jobs of a sweep together.
+TOGETHER = ("sweep", "tune")
+
 # How many options stand in for a missing or misspelt choice while the other problems are looked for.
 _STAND_INS = 2
 
@@ -128,6 +131,7 @@ class Composition:
 
     Attributes:
         tree: the resolved configuration, plain; a value that is still missing is ``???``.
+        together: of ``rltool train``, the nodes that concern the jobs of a sweep together; they are in no run's configuration.
         choices: the option chosen of each group.
         tuned: the name of the tuned file that was applied, or None.
         hydra: Hydra's own node, unresolved.
@@ -137,6 +141,7 @@ class Composition:
     choices: dict[str, str]
     tuned: str | None
     hydra: DictConfig
+    together: dict[str, object] = field(default_factory=dict)
 
     @cached_property
     def run_directory(self) -> Path:
@@ -183,6 +188,9 @@ def read_overrides(
         one = _read(word, files, defaults, files.primary(name))
         if isinstance(one, Problem):
             problems.append(one)
+        elif name == "train" and one.key.partition(".")[0] in TOGETHER and (not multirun or _is_swept(one)):
+            text = "expected one value" if multirun else "is for several runs"
+            problems.append(Problem(one.key, f"{text}, found {word}", "" if multirun else "Add -m, or leave it out"))
         elif one.override.is_sweep_override() and not multirun and not one.override.is_hydra_override():
             problems.append(
                 Problem(
@@ -244,7 +252,9 @@ def compose(words: Sequence[str], files: ConfigFiles | None = None, name: str = 
     finally:
         HydraConfig.instance().cfg = before
     choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
-    return Composition(cast("dict[str, object]", tree), choices, files.tuned_name(choices.get("tuned")), config)
+    plain = cast("dict[str, object]", tree)
+    together = {key: plain.pop(key) for key in TOGETHER if key in plain}
+    return Composition(plain, choices, files.tuned_name(choices.get("tuned")), config, together)
 
 
 def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
@@ -320,6 +330,10 @@ def _read(word: str, files: ConfigFiles, defaults: Mapping[str, str], primary: M
 
 def _value(override: Override) -> object:
     return None if override.is_sweep_override() else cast("object", override.value())
+
+
+def _is_swept(typed: Typed) -> bool:
+    return typed.override.is_sweep_override() and not typed.key.startswith("tune.space")
 
 
 def _not_an_override(word: str, files: ConfigFiles) -> Problem:

@@ -16,7 +16,7 @@ from rltool.errors import EnvironmentFault, NonFiniteError, Overtime, RltoolErro
 from rltool.evaluation import EvalReport, Evaluator, Limit, Stopped
 from rltool.memory import resident_memory
 from rltool.metrics import Meter, Metrics, due
-from rltool.runs import program, shown, versions
+from rltool.runs import RunDirectory, program, shown, versions
 from rltool.seeding import Stream
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Recorder:
         camera: evaluates it in an environment that draws, where the configuration asks for videos.
         meter: gathers the metrics of an interval.
         logger, console, saver: where records go.
+        home: the run's directory.
         identity: the part of a checkpoint's state that does not change while this process runs.
         restored: the state that a resumed run starts from.
         typed: dotted keys that were typed, or swept over.
@@ -117,6 +118,7 @@ class Recorder:
         logger: Logger,
         console: Console,
         saver: Saver,
+        home: RunDirectory,
         identity: dict[str, object],
         restored: State | None,
         typed: Collection[str],
@@ -127,7 +129,7 @@ class Recorder:
         self.config, self._typed, self._determinism = config, typed, determinism
         self._algorithm, self._collector, self._evaluator = algorithm, collector, evaluator
         self._camera, self._unfilmed = camera, 0
-        self._logger, self._console, self._saver = logger, console, saver
+        self._logger, self._console, self._saver, self._home = logger, console, saver, home
         self._identity = identity
         self.meter = meter
         self.clock = Clock()
@@ -152,6 +154,7 @@ class Recorder:
         self._scalars: dict[str, float] = {}
         self._checkup, self._health = checkup, health
         self.hopeless: Finding | None = None
+        self.called_off = False  # looked for at each point and evaluation
 
     def batch(self, metrics: Metrics) -> None:
         """Takes in what an update returned and the episodes of its batch."""
@@ -185,6 +188,7 @@ class Recorder:
         self._logger.flush()
         self._console.progress(frames, scalars)
         self._look_for_faults(scalars, frames)
+        self.called_off = self._home.called_off
         for name in WATCHED:
             value = scalars.get(name, 0.0)
             if value != value or value in (float("inf"), float("-inf")):
@@ -238,6 +242,7 @@ class Recorder:
             scalars["eval/success_rate"] = report.success_rate
         self._scalars |= scalars
         self._logger.scalars(scalars, frames)
+        self.called_off = self._home.called_off
         self._console.evaluation(frames, report.mean, report.ci_low, report.ci_high, report.episodes, better)
         self._look_for_faults(scalars, frames)
         if report.threshold is not None and report.mean >= report.threshold and not self._reached:

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
 # Bytes that the last line of metrics.jsonl surely fits into.
 _TAIL = 65_536
-STATUSES = ("finished", "solved", "stopped", "interrupted", "failed", "running", "killed", "unknown", "unreadable")
+STATUSES = (
+    "finished",
+    "solved",
+    "stopped",
+    "pruned",
+    "interrupted",
+    "failed",
+    "running",
+    "killed",
+    "unknown",
+    "unreadable",
+)
 
 Point = dict[str, float]
 """A line of metrics.jsonl: numbers by name; those that were not finite are left out."""
@@ -248,7 +259,7 @@ class Record:
     def error(self) -> str | None:
         """What ended it: an error, or the name of a signal."""
         error = self.summary.get("error")
-        return printable(error) if isinstance(error, str) and self.ended else None
+        return printable(error) if isinstance(error, str) and (self.ended or self.status == "killed") else None
 
     @cached_property
     def header(self) -> Header | None:

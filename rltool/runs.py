@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from errno import EACCES, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from importlib import metadata
@@ -35,6 +35,8 @@ _CONFIG, _OVERRIDES, _METRICS, _SUMMARY, _LOG, _CHECKPOINTS = (
 )
 _TRACES = (_CONFIG, _OVERRIDES, _METRICS, "metrics.csv", _SUMMARY, _CHECKPOINTS)
 _EVENTS = "events.out.tfevents."
+CALL_OFF = "stop"
+"""A file of this name in a run's directory ends the run at its next point or evaluation; see :meth:`RunDirectory.called_off`."""
 # Seconds to wait for a lock that somebody only looks at.
 _PATIENCE = 0.2
 _PACKAGES = ("rltool", "torch", "torchrl", "tensordict", "gymnasium", "mujoco", "numpy")
@@ -100,10 +102,31 @@ class RunDirectory:
         with _explained("write into the run directory", path):
             lock = _locked(path)
             (path / _CHECKPOINTS).mkdir(exist_ok=True)
+            (path / CALL_OFF).unlink(missing_ok=True)  # who continues the run wants it to go on
             # What a process that was killed was writing.
             for left in (*path.glob(".*.tmp"), *(path / _CHECKPOINTS).glob(".*.tmp")):
                 left.unlink(missing_ok=True)
         return cls(path, lock)
+
+    @classmethod
+    def clear(cls, path: Path) -> None:
+        """Takes away what a run left that came to no checkpoint, so that it can begin anew; other files stay.
+
+        Checkpoints that cannot be read are kept, in a directory of another name.
+
+        Raises:
+            ConfigError: another process is writing into it.
+        """
+        path = _absolute(path)
+        if not _traces(path):
+            return
+        with _explained("write into the run directory", path), closing(cls(path, _locked(path))):
+            checkpoints = path / _CHECKPOINTS
+            if checkpoints.is_dir() and any(checkpoints.glob("*.ckpt")):
+                checkpoints.rename(path / f"{_CHECKPOINTS}-unreadable-{secrets.token_hex(3)}")
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            for left in (*(path / name for name in _TRACES), *path.glob(f"{_EVENTS}*"), *path.glob(".*.tmp")):
+                left.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Takes back a new run's directory that nothing came of; other files in it stay as they are."""
@@ -142,6 +165,11 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """The directory of checkpoints; it exists."""
         return self.path / _CHECKPOINTS
+
+    @property
+    def called_off(self) -> bool:
+        """Whether somebody wants the run to end: a sweep that has better ones."""
+        return (self.path / CALL_OFF).exists()
 
     def write_config(self, tree: Mapping[str, object]) -> None:
         """Write the resolved configuration as YAML; ``OmegaConf.load`` reads back the same values.

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 # Parameters times minibatch from which device=auto takes a GPU: six operations each, forwards and backwards, take a CPU
 # core some milliseconds; below, a GPU mostly waits for its kernels to start. A guess: never measured on a GPU.
 GPU_WORK = 2e7
-# How the loop ends of itself; all else are names of signals.
-_ENDS = ("finished", "solved", "stopped")
+# How the loop ends of itself, or because a sweep has better runs; all else are names of signals.
+_ENDS = ("finished", "solved", "stopped", "pruned")
 
 
 def train(
@@ -191,6 +191,7 @@ def train(
             logger=logger,
             console=console,
             saver=saver,
+            home=home,
             identity=identity,
             restored=restored,
             typed=_typed_keys(overrides),
@@ -282,7 +283,8 @@ def too_small_for_a_gpu(config: RunConfig, env: GymVectorEnv) -> str:
 def loop(
     config: RunConfig, algorithm: Algorithm, collector: Collector, record: Recorder, interrupted: Interruption
 ) -> str:
-    """The one loop. Returns how it ended: ``finished``, ``solved``, ``stopped`` (by ``stop.on``), or the name of a signal."""
+    """The one loop. Returns how it ended: ``finished``, ``solved``, ``stopped`` (by ``stop.on``), ``pruned`` (called off by
+    a sweep), or the name of a signal."""
     before = collector.frames
     for batch in collector:
         frames = collector.frames
@@ -310,6 +312,8 @@ def loop(
             return "solved"
         if record.hopeless is not None:
             return "stopped"
+        if record.called_off:
+            return "pruned"
     return "finished"
 
 
@@ -342,7 +346,10 @@ def _recorded(
                     "environment, or look at what it is given",
                     learned=False,
                 )
-            if ended in _ENDS:
+            if ended == "pruned":  # nobody will ask how good it is
+                record.save_last()
+                record.log_rest()
+            elif ended in _ENDS:
                 record.log_rest()
                 record.evaluate()
                 record.save_last()

@@ -1,26 +1,26 @@
-"""``rltool train``: one run, a multirun, or a run that continues."""
+"""``rltool train``: one run, a sweep of many, or a run that continues."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rltool import launch, reporting
 from rltool.composition import VERSION_BASE, Line, quoted, read_overrides, searching
-from rltool.config import load
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs, read_resumption
 from rltool.stopping import ending_tidily
+from rltool.sweeps.jobs import is_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,25 +32,12 @@ COMMAND = "rltool train"
 
 @dataclass
 class _Session:
-    """What one call of the command knows and Hydra does not carry: what was typed, and how each job ended.
-
-    Hydra calls :func:`run` itself and returns nothing, so this lies beside it. A launcher that runs jobs in other
-    processes finds no session there; :func:`run` then raises, so that the launcher learns of a failure.
-    """
+    """What a single run is given and returns beside Hydra, which calls :func:`run` itself and returns nothing."""
 
     typed: tuple[str, ...]
     debug: bool
-    jobs: int = 1
-    swept: frozenset[str] = frozenset()
-    codes: dict[int, int] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    process: int = field(default_factory=os.getpid)
-
-    @property
-    def code(self) -> int:
-        """0; 2 where all that failed was the user's; else 1."""
-        failed = {code for code in self.codes.values() if code}
-        return failed.pop() if len(failed) == 1 else int(bool(failed))
+    job: Job
+    code: int = 0
 
 
 _session: _Session | None = None
@@ -75,31 +62,35 @@ def _main(options: Options) -> int:
             raise ConfigError(line.problems)
         _hydra(options, line.words, files)
         return 0
-    jobs = check_jobs(line, files, multirun=options.multirun)
-    key = "hydra.sweep.dir" if options.multirun else "hydra.run.dir"
-    first = jobs[0].composition
-    claim = Claim.make(first.sweep_directory if options.multirun else first.run_directory)
-    words = [one.hydra for one in line.typed if one.key not in ("hydra.run.dir", "hydra.sweep.dir")]
+    if options.multirun:
+        return _sweep(options, line, files)
+    (job,) = check_jobs(line, files)
+    claim = Claim.make(job.composition.run_directory)
+    words = [one.hydra for one in line.typed if one.key != "hydra.run.dir"]
     try:
-        with _as_session(_Session(tuple(options.overrides), options.debug, len(jobs), _varying(jobs))) as session:
-            try:
-                _hydra(options, [*words, f"{key}={quoted(str(claim.path))}"], files)
-            finally:
-                if options.multirun:
-                    _end_of_sweep(session, claim.path)
+        with _as_session(_Session(tuple(options.overrides), options.debug, job)) as session:
+            _hydra(options, [*words, f"hydra.run.dir={quoted(str(claim.path))}"], files)
             return session.code
     finally:
         claim.give_back()
 
 
-def _varying(jobs: Sequence[Job]) -> frozenset[str]:
-    """The keys whose values differ between the jobs of a sweep."""
-    values: dict[str, set[str]] = {}
-    for job in jobs:
-        for word in job.words:
-            key, _, value = word.partition("=")
-            values.setdefault(key.lstrip("+"), set()).add(value)
-    return frozenset(key for key, different in values.items() if len(different) > 1)
+def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
+    """Runs many jobs, and says what they have found."""
+    from rltool.sweeps.planning import planned
+    from rltool.sweeps.plugins import register
+
+    with planned(options.overrides, line, files) as plan:
+        if plan.told:
+            print(plan.told, flush=True)
+        register()
+        path = plan.sweep.path
+        words = [one.hydra for one in line.typed if one.key != "hydra.sweep.dir"]
+        try:
+            _hydra(options.searching(plan.files), [*words, f"hydra.sweep.dir={quoted(str(path))}"], plan.files)
+        finally:
+            print(f"sweep: {path}")
+    return 0
 
 
 @contextmanager
@@ -131,47 +122,23 @@ def _hydra(options: Options, words: Sequence[str], files: ConfigFiles) -> None:
 
 def run(tree: DictConfig) -> float | None:
     """Hydra's task: one run in its own directory; returns the objective, for sweepers that look for the best."""
+    del tree
     settings = HydraConfig.get()
     directory = Path(settings.runtime.output_dir)
-    words = [str(word).lstrip("+") for word in settings.overrides.task]
-    session = _session if _session is not None and _session.process == os.getpid() else None
-    job: int | None = None
-    if session is not None and session.jobs > 1:
-        job = int(settings.job.num)
-        session.names[job] = " ".join(word for word in words if word.partition("=")[0] in session.swept)
-        print(f"job {job}: {session.names[job]} ({job + 1} of {session.jobs})", flush=True)
+    if is_job(directory):  # of a sweep, in a process of somebody else's launcher
+        from rltool.sweeps.alone import run_alone
+
+        return run_alone(directory, Path(settings.runtime.cwd), inside=bool(settings.job.chdir))
+    session = _session
+    assert session is not None
     try:
-        summary = launch.start(
-            load(cast("dict[str, object]", OmegaConf.to_container(tree, resolve=True, throw_on_missing=False))),
-            directory,
-            session.typed if session is not None and job is None else words,
-            ConfigFiles.from_hydra(settings).tuned_name(settings.runtime.choices.get("tuned")),
-        )
+        # What was checked is what runs; Hydra has composed it once more.
+        summary = launch.start(session.job.config, directory, session.typed, session.job.composition.tuned)
     except Exception as error:
-        if session is None:
-            raise
-        session.codes[job or 0] = reporting.show(
-            error, COMMAND if job is None else f"{COMMAND}, job {job}", debug=session.debug
-        )
+        session.code = reporting.show(error, COMMAND, debug=session.debug)
         return None
-    if session is not None:
-        session.codes[job or 0] = 0
     objective = summary.get("objective")
     return float(objective) if isinstance(objective, int | float) else None
-
-
-def _end_of_sweep(session: _Session, directory: Path) -> None:
-    """Says how the jobs ended; a sweep of which nothing is left leaves no directory."""
-    for job in directory.glob("*/"):
-        with suppress(OSError):
-            job.rmdir()
-    if [entry.name for entry in directory.iterdir()] == ["multirun.yaml"]:
-        (directory / "multirun.yaml").unlink()
-    if session.jobs > 1 and session.codes:
-        failed = [f"job {job} ({session.names[job]})" for job, code in sorted(session.codes.items()) if code]
-        print(f"{len(session.codes) - len(failed)} of {session.jobs} jobs finished: {directory}")
-        if failed:
-            print(f"failed: {', '.join(failed)}")
 
 
 def _resume(options: Options, line: Line, files: ConfigFiles) -> int:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rltool.errors import ConfigError, Problem
 from rltool.records import Record
-from rltool.runs import replace_file
+from rltool.runs import CALL_OFF, replace_file
 
-_SWEEP, _JOB, _CONSOLE, _STOP = "sweep.json", "job.json", "console.log", "stop"
+_SWEEP, _JOB, _CONSOLE = "sweep.json", "job.json", "console.log"
+Kind = TypeVar("Kind")
 DONE = ("finished", "solved", "stopped", "pruned")
 """Statuses of jobs that are not run again."""
 
@@ -73,8 +74,8 @@ class SweepJob:
 
     @property
     def stop_file(self) -> Path:
-        """Once it is there, the job ends after its next evaluation, with the status ``pruned``."""
-        return self.directory / _STOP
+        """Once it is there, the job ends at its next point or evaluation, with the status ``pruned``."""
+        return self.directory / CALL_OFF
 
     def write(self) -> None:
         """Makes the directory, and writes what the job is to run."""
@@ -89,13 +90,7 @@ class SweepJob:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        told = _read(directory / _JOB)
-        try:
-            return cls(
-                **cast("dict[str, object]", told) | {"directory": directory.absolute(), "words": tuple(told["words"])}
-            )  # type: ignore[arg-type]
-        except (TypeError, KeyError) as error:
-            raise ConfigError(Problem("", f"{directory / _JOB} is no job of a sweep: {error}")) from error
+        return _checked(cls, _read(directory / _JOB) | {"directory": str(directory.absolute())}, directory / _JOB)
 
 
 @dataclass(frozen=True)
@@ -135,17 +130,12 @@ class Sweep:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        told = _read(path / _SWEEP)
-        try:
-            return cls(
-                path.absolute(),
-                str(told["kind"]),
-                tuple(cast("Iterable[str]", told["overrides"])),
-                tuple(cast("Iterable[str]", told["varied"])),
-                cast("dict[str, JsonValue]", told["details"]),
-            )
-        except (TypeError, KeyError) as error:
-            raise ConfigError(Problem("", f"{path / _SWEEP} describes no sweep: {error}")) from error
+        return _checked(cls, _read(path / _SWEEP) | {"path": str(path.absolute())}, path / _SWEEP)
+
+
+def is_job(path: Path) -> bool:
+    """Whether a directory is that of a sweep's job."""
+    return (path / _JOB).is_file()
 
 
 def is_sweep(path: Path) -> bool:
@@ -164,6 +154,15 @@ def _read(path: Path) -> dict[str, JsonValue]:
     if not isinstance(told, dict):
         raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}"))
     return told
+
+
+def _checked(kind: type[Kind], told: Mapping[str, JsonValue], path: Path) -> Kind:
+    try:
+        return TypeAdapter(kind).validate_python(told)
+    except ValidationError as error:
+        reason = error.errors()[0]
+        where = ".".join(map(str, reason["loc"]))
+        raise ConfigError(Problem("", f"{path} is not what rltool wrote there: {where}: {reason['msg']}")) from error
 
 
 def _order(directory: Path) -> list[tuple[int, int, str]]:

@@ -1,0 +1,156 @@
+"""A job's process, seen by whoever started it: how it is started, what it may use, how it is ended. No torch, no Hydra."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from rltool.sweeps.jobs import SweepJob
+from rltool.sweeps.worker import LEASH, tell
+
+# Libraries that start threads of their own, and where each looks up how many.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+# Seconds for a batch and a checkpoint, once a job was asked to end.
+GRACE = 60.0
+
+
+class Child:
+    """The process of a job, started as this is made; in a session of its own, so that Ctrl-C reaches only who started it.
+
+    Args:
+        job: what it runs.
+        gpu: the only GPU that it sees; None: all there are.
+        origin: where the user's own modules may lie; None: the working directory.
+        inside: the job's directory is its working directory (hydra.job.chdir).
+
+    Attributes:
+        job, gpu: see above.
+        started: seconds of a clock that only goes forward.
+        frames_before: what the run had then.
+        on_cpu: whether the run was seen to say that it needs no GPU.
+        peak: the most bytes of memory that it and its own processes were seen to use.
+    """
+
+    def __init__(
+        self, job: SweepJob, gpu: str | None = None, origin: Path | None = None, *, inside: bool = False
+    ) -> None:
+        self.job, self.gpu = job, gpu
+        self.started, self.peak = time.monotonic(), 0
+        self.frames_before = job.record.frames
+        self.on_cpu = False
+        self._reason, self._asked = "", 0.0
+        threads = str(job.config.get("threads", 1))
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict.fromkeys(_THREADS, threads)}
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
+        home = str(Path(__file__).resolve().parents[2])
+        if home not in (
+            sysconfig.get_path("purelib"),
+            sysconfig.get_path("platlib"),
+        ):  # a checkout that is not installed
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [home, environment.get("PYTHONPATH")]))
+        with open(job.console, "ab") as console:
+            console.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {job.title}\n".encode())
+            console.flush()
+            self._process = subprocess.Popen(
+                # -P: what lies in the working directory comes last, as for the command line.
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "rltool.sweeps.worker",
+                    str(job.directory),
+                    str(origin or Path.cwd()),
+                    LEASH,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=job.directory if inside else None,
+                start_new_session=True,
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal that ended it; None while it runs. What it left undone is done then."""
+        code = self._process.poll()
+        if code is not None and self._process.stdin is not None and not self._process.stdin.closed:
+            self._end_of(code)
+        return code
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._asked > 0
+
+    def memory(self) -> int:
+        """Bytes that it and its own processes have in memory."""
+        total = 0
+        with suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            for one in (process, *process.children(recursive=True)):
+                with suppress(psutil.Error):
+                    total += one.memory_info().rss
+        self.peak = max(self.peak, total)
+        return total
+
+    def end(self, reason: str = "") -> None:
+        """Asks it to save a checkpoint and end; what has not ended within :data:`GRACE` seconds after is killed by the next
+        call.
+
+        Args:
+            reason: why, where that makes the job a failure.
+        """
+        if not self._asked:
+            self._asked, self._reason = time.monotonic(), reason
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        elif time.monotonic() - self._asked > GRACE:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it and its own processes at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Waits for the end; returns the exit code."""
+        self._process.wait()
+        code = self.code
+        assert code is not None
+        return code
+
+    def _end_of(self, code: int) -> None:
+        """Ends what it left behind, and writes down what it could not."""
+        self.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._reason:
+            tell(self.job, "failed", self._reason)
+        elif code < 0:
+            name = signal.Signals(-code).name
+            often = ", often because memory ran out" if name == "SIGKILL" else ""
+            tell(self.job, "killed", f"its process was ended by {name}{often}; see {self.job.console.name}")
+        elif code and self.job.status in ("waiting", "running", "killed", "unknown") and code < 128:
+            tell(self.job, "failed", f"its process ended with exit code {code}; see {self.job.console.name}")

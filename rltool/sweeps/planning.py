@@ -1,0 +1,210 @@
+"""From a command line to a sweep on disk: every job composed and checked, and written down before the first one starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from filelock import FileLock, Timeout
+from pydantic import JsonValue
+
+from rltool.composition import TOGETHER, Composition, Line
+from rltool.config import load_as
+from rltool.configfiles import ConfigFiles, read_value
+from rltool.errors import ConfigError, Problem
+from rltool.launch import Claim, Job, check_jobs
+from rltool.schema import SweepConfig
+from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_sweep
+
+_LOCK, _CONF = ".lock", ".conf"
+# Nodes that are the sweep's, not its jobs'.
+_OWN = ("hydra", *TOGETHER)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep that is checked and written down.
+
+    Attributes:
+        sweep: see :class:`Sweep`.
+        files: a copy of the config files as they are now: what becomes of the originals changes nothing.
+        told: what was found in the directory, in words; empty for a new one.
+    """
+
+    sweep: Sweep
+    files: ConfigFiles
+    told: str
+
+
+@contextmanager
+def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Plan]:
+    """Checks every job of a grid and writes the sweep down; nobody else has its directory while this lasts.
+
+    In a directory that holds the sweep already, jobs with a configuration that is there keep their directory, and with it
+    what they have done; others are added.
+
+    Args:
+        typed: what was typed.
+        line: the same, read.
+        files: where config files lie.
+
+    Raises:
+        ConfigError: the problems of all jobs together, or of the directory.
+    """
+    jobs, path = checked(line, files)
+    with claimed(path, "grid"):
+        copied = copy_files(files, path)
+        yield Plan(*_written(typed, line, jobs, path, copied))
+
+
+def checked(line: Line, files: ConfigFiles) -> tuple[list[Job], Path]:
+    """Every job, and the directory of the sweep.
+
+    Raises:
+        ConfigError: all problems of the jobs and of what concerns them together.
+    """
+    problems: list[Problem] = []
+    jobs: list[Job] = []
+    try:
+        jobs = check_jobs(line, files, multirun=True)
+    except ConfigError as error:
+        problems += error.problems
+    else:
+        check_together(jobs[0].composition, problems)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return jobs, jobs[0].composition.sweep_directory
+
+
+def check_together(composition: Composition, problems: list[Problem]) -> SweepConfig | None:
+    """The checked ``sweep`` and ``tune`` nodes; None where they have problems, which are added."""
+    try:
+        return load_as(SweepConfig, composition.together)
+    except ConfigError as error:
+        problems += error.problems
+        return None
+
+
+@contextmanager
+def claimed(path: Path, kind: str) -> Iterator[None]:
+    """A directory for a sweep, new or one that holds a sweep of the kind; a grid is run by one process at a time.
+
+    Raises:
+        ConfigError: it holds something else, another process has it, or it cannot be made.
+    """
+    if path.is_dir() and not is_sweep(path) and any(entry.name != _LOCK for entry in path.iterdir()):
+        hint = "Leave hydra.sweep.dir out, and get a new one"
+        raise ConfigError(
+            Problem(
+                "hydra.sweep.dir", f"expected a new directory, or one with a sweep, found other files in {path}", hint
+            )
+        )
+    if is_sweep(path) and (found := Sweep.read(path).kind) != kind:
+        raise ConfigError(
+            Problem("hydra.sweep.dir", f"{path} holds a sweep of another kind ({found}), and this is {kind}")
+        )
+    claim = Claim.make(path)
+    lock = FileLock(path / _LOCK, timeout=0.2)
+    try:
+        if kind == "grid":
+            try:
+                lock.acquire()
+            except Timeout:
+                text = f"another process runs the sweep in {path}"
+                raise ConfigError(
+                    Problem("hydra.sweep.dir", text, "Wait for it, stop it, or use another directory")
+                ) from None
+        yield
+    finally:
+        lock.release()
+        if not is_sweep(path):
+            (path / _LOCK).unlink(missing_ok=True)
+            shutil.rmtree(path / _CONF, ignore_errors=True)
+        claim.give_back()
+
+
+def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
+    """A copy of the config files in a sweep's directory."""
+    home = path / _CONF
+    shutil.rmtree(home, ignore_errors=True)
+    copies = []
+    for number, directory in enumerate(files.directories):
+        copies.append(home / str(number))
+        for source in sorted(directory.rglob("*.yaml")):
+            target = copies[-1] / source.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        copies[-1].mkdir(parents=True, exist_ok=True)
+    return ConfigFiles(copies[0], tuple(copies[1:]))
+
+
+def values_of(words: Sequence[str], keys: Sequence[str]) -> dict[str, JsonValue]:
+    """What overrides say of keys, in the order of the keys."""
+    found = {word.partition("=")[0].lstrip("+"): read_value(word.partition("=")[2]) for word in words}
+    return {key: cast("JsonValue", found[key]) for key in keys if key in found}
+
+
+def own_words(words: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that are a job's, not the sweep's."""
+    return tuple(word for word in words if _node(word) not in _OWN)
+
+
+def _node(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0]
+
+
+def _written(
+    typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles
+) -> tuple[Sweep, ConfigFiles, str]:
+    there: dict[str, list[SweepJob]] = defaultdict(list)
+    before = Sweep.read(path) if is_sweep(path) else None
+    for old in before.jobs if before is not None else ():
+        there[_key(old.config)].append(old)
+    varied = tuple(dict.fromkeys([*_varying(line, jobs), *(before.varied if before is not None else ())]))
+    sweep = Sweep(path, "grid", tuple(typed), varied)
+    sweep.write()
+    number, kept = 0, 0
+    for job in jobs:
+        config = cast("dict[str, JsonValue]", job.config.model_dump(mode="json"))
+        same = there[_key(config)]
+        if same:
+            directory, kept = same.pop(0).directory, kept + 1
+        else:
+            while (path / str(number)).exists():
+                number += 1
+            directory = path / str(number)
+        words = own_words(job.words)
+        SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned).write()
+    return sweep, files, _told(sweep, kept, len(jobs)) if before is not None else ""
+
+
+def _told(sweep: Sweep, kept: int, asked: int) -> str:
+    done = sum(job.status in DONE for job in sweep.jobs)
+    others = len(sweep.jobs) - asked
+    parts = [f"{kept} of {asked} jobs are there already", f"{done} done"]
+    if others:
+        parts.append(f"{others} that are not asked for now go on, too, where they are not done")
+    return f"{os.path.relpath(sweep.path)}: {', '.join(parts)}"
+
+
+def _key(config: Mapping[str, JsonValue]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _varying(line: Line, jobs: Sequence[Job]) -> list[str]:
+    """The keys whose values differ between the jobs, in the order in which they were typed."""
+    values: dict[str, set[str]] = {}
+    for job in jobs:
+        for word in own_words(job.words):
+            key, _, value = word.partition("=")
+            values.setdefault(key.lstrip("+"), set()).add(value)
+    order = [typed.key for typed in line.typed]
+    varied = [key for key, different in values.items() if len(different) > 1]
+    return sorted(varied, key=lambda key: order.index(key) if key in order else len(order))

@@ -1,0 +1,152 @@
+"""rltool's launcher and sweepers, as plugins of Hydra: ``hydra/launcher=local``, ``hydra/sweeper=grid`` and ``tune``.
+
+Hydra instantiates plugins only by names in a package ``hydra_plugins``. That one is made in memory, so that no second package
+has to be installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from rltool.composition import quoted
+from rltool.config import load_as
+from rltool.figures import counted
+from rltool.schema import SweepConfig
+from rltool.sweeps.board import Board
+from rltool.sweeps.children import Child
+from rltool.sweeps.jobs import DONE, Sweep, SweepJob
+from rltool.sweeps.pool import Pool
+
+_PACKAGE = "hydra_plugins"
+# Seconds between two looks at the processes.
+_TICK = 0.1
+
+
+class LocalLauncher(Launcher):
+    """A process per job on this machine, as many at a time as it has room for."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Takes what Hydra gives; the jobs' own configurations are in their directories."""
+        del hydra_context, task_function
+        self._config = config
+        self.pool = new_pool(config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Runs jobs to their end; how each ended stands in its directory.
+
+        Args:
+            job_overrides: of each job, its directory's name in ``hydra.sweep.subdir`` among them.
+            initial_job_idx: names the directories where no override does.
+        """
+        sweep = Path(str(self._config.hydra.sweep.dir))
+        jobs = [
+            SweepJob.read(sweep / _name(words, initial_job_idx + number)) for number, words in enumerate(job_overrides)
+        ]
+        run_all(self.pool, jobs)
+        return [_returned(words, job) for words, job in zip(job_overrides, jobs, strict=True)]
+
+
+class GridSweeper(Sweeper):
+    """Every job that was planned, handed to the launcher at once.
+
+    Args:
+        params: more values, as in Hydra's own sweeper; they were taken into account when the jobs were planned.
+    """
+
+    def __init__(self, params: object = None) -> None:
+        del params
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Makes the launcher."""
+        self._sweep = Path(str(config.hydra.sweep.dir))
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
+        """Runs the jobs that are not done."""
+        del arguments
+        jobs = [job for job in Sweep.read(self._sweep).jobs if job.status not in DONE]
+        return self._launcher.launch([words_of(job) for job in jobs], 0) if jobs else []
+
+
+def new_pool(config: DictConfig) -> Pool:
+    """The pool that Hydra's whole configuration asks for."""
+    inside = bool(OmegaConf.select(config, "hydra.job.chdir"))
+    return Pool(settings_of(config).sweep, start=partial(Child, inside=inside))
+
+
+def settings_of(config: DictConfig) -> SweepConfig:
+    """What Hydra's whole configuration says of the jobs together."""
+    tree = {name: OmegaConf.to_container(config[name], resolve=True) for name in SweepConfig.model_fields}
+    return load_as(SweepConfig, cast("dict[str, object]", tree))
+
+
+def words_of(job: SweepJob) -> list[str]:
+    """The overrides of a job for a launcher."""
+    return [*job.words, f"hydra.sweep.subdir={quoted(job.name)}"]
+
+
+def run_all(pool: Pool, jobs: Sequence[SweepJob]) -> None:
+    """Runs jobs to their end, and shows how they go. Whatever ends this ends them, too."""
+    done = 0
+    for job in jobs:
+        pool.add(job)
+    with Board(pool, len(jobs)) as board:
+        pool.note = board.note
+        board.note(f"{counted(len(jobs), 'job')}, as many at a time as fit: {pool.limit}")
+        try:
+            while pool.busy:
+                ended = pool.step()
+                done += len(ended)
+                board.ended(ended)
+                board.show()
+                time.sleep(_TICK)
+        except BaseException:
+            board.note(f"ending {counted(len(pool.running), 'job')}, each after its batch; Ctrl-C again: at once")
+            pool.close()
+            raise
+
+
+def register() -> None:
+    """Makes the plugins known to Hydra; a second call changes nothing."""
+    module = sys.modules.get(f"{_PACKAGE}.rltool")
+    if module is None:
+        try:
+            import hydra_plugins  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError:
+            hydra_plugins = ModuleType(_PACKAGE)
+            hydra_plugins.__path__ = []
+            sys.modules[_PACKAGE] = hydra_plugins
+        module = ModuleType(f"{_PACKAGE}.rltool")
+        sys.modules[module.__name__] = module
+        hydra_plugins.rltool = module
+    for plugin in (LocalLauncher, GridSweeper):
+        plugin.__module__ = module.__name__
+        setattr(module, plugin.__name__, plugin)
+        Plugins.instance().register(plugin)
+
+
+def _name(words: Sequence[str], number: int) -> str:
+    found = [word.partition("=")[2].strip("'") for word in words if word.startswith("hydra.sweep.subdir=")]
+    return found[-1] if found else str(number)
+
+
+def _returned(words: Sequence[str], job: SweepJob) -> JobReturn:
+    objective: Any = job.record.summary.get("objective")
+    result = JobReturn(overrides=list(words), status=JobStatus.COMPLETED)
+    result.return_value = objective
+    return result
