@@ -25,8 +25,6 @@ from rltool.runs import is_locked, read_summary, shown
 if TYPE_CHECKING:
     from rltool.checkpoint import Header
 
-# Bytes that the last line of metrics.jsonl surely fits into.
-_TAIL = 65_536
 STATUSES = (
     "finished",
     "solved",
@@ -53,7 +51,7 @@ _FEWEST = 2
 _LEVELS = 3
 # The name that a run's directory gets by itself.
 _NAME = re.compile(r"\d{4}(?:-\d\d){5}-([0-9a-f]{6})")
-# More than a line of metrics.jsonl takes, and more than the last lines of a log.
+# Bytes: more than a line of metrics.jsonl takes, and more than the last lines of a log.
 _TAIL = 2**16
 
 
@@ -213,8 +211,8 @@ class Record:
 
     def final(self, policy: str = "best") -> Mapping[str, object] | None:
         """What the evaluation on fresh episodes at the end of the run says of a policy, ``best`` or ``last``: ``mean``,
-        ``ci_low``, ``ci_high``, ``episodes``, …; None where there was none."""
-        found = self.summary.get("final_evaluation")
+        ``ci_low``, ``ci_high``, ``episodes``, …; None where there was none, or the run has gone on since."""
+        found = self.summary.get("final_evaluation") if self.ended else None
         policies = cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
         numbers = policies.get(policy)
         return cast("Mapping[str, object]", numbers) if isinstance(numbers, Mapping) else None

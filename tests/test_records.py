@@ -315,3 +315,12 @@ def test_metrics_that_end_before_the_run_are_said(tmp_path: Path, content: str |
     else:
         (directory / "metrics.jsonl").write_text(content)
     assert Record(directory).problems == [said]
+
+
+def test_fresh_episodes_of_a_run_that_went_on_since_are_those_of_no_policy_it_has(tmp_path: Path) -> None:
+    summary = {**SUMMARY, "final_evaluation": {"best": None, "last": {"mean": 7.0}}}
+    ended = recorded(tmp_path / "ended", summary=summary)
+    resumed = recorded(tmp_path / "resumed", summary=summary, points=[{"frames": 1000}, {"frames": 1200}])
+    assert Record(ended).final("last") == {"mean": 7.0}
+    assert Record(resumed).status == "killed"
+    assert Record(resumed).final("last") is None
