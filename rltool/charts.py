@@ -7,7 +7,7 @@ they can be told apart in grey; the colours are those of Okabe and Ito, which co
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rltool.curves import Curve, Panel
 from rltool.errors import RltoolError
 from rltool.importing import missing_package
+from rltool.wording import fitted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,12 @@ _GREY = "0.45"
 _LARGE = 1e5
 # Letters of a label that have room in an inch, beside the sign of its line.
 _LETTERS = 14
+# Letters in a line of a label beside the scores, and lines of it at most.
+_BESIDE, _LINES = 22, 2
+# Letters in a line of what a score is.
+_BELOW = 32
+# Inches of a line of text.
+_LINE = 0.14
 # Narrower than that, in inches, no panel is put beside another.
 _PANEL = 2.9
 _STYLE: Any = {
@@ -73,6 +80,21 @@ _NAMES = {
 def name_of(metric: str) -> str:
     """A metric as an axis says it."""
     return _NAMES.get(metric, metric)
+
+
+def check_drawing(key: str) -> None:
+    """Refuses to draw where matplotlib is not installed; for whoever has work to do before.
+
+    Args:
+        key: what asks for a picture.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise missing_package(key, "a picture", error) from error
 
 
 def draw_curves(panels: Sequence[Panel], labels: Sequence[str], out: Path, *, axis: str, width: float) -> None:
@@ -127,13 +149,16 @@ def draw_comparison(
     with _drawing():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, len(rows) * 0.3 * width), layout="constrained")
+        names = {label: textwrap.fill(text, _BESIDE + 2) for label, text in fitted(labels, _BESIDE * _LINES).items()}
+        tallest = max(_lines_beside(scores, names) for _, scores in rows)
+        height = max(0.3 * width, (tallest + 6) * _LINE)
+        figure = Figure(figsize=(width, len(rows) * height), layout="constrained")
         grid = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1.15, 1))
         for (left, right), (panel, scores) in zip(grid, rows, strict=True):
             _draw_panel(left, panel, labels, "frames")
             left.set_title(_title(panel, labels, [panel for panel, _ in rows]), loc="left")
-            _draw_scores(right, scores, labels)
-            right.set_xlabel(score)
+            _draw_scores(right, scores, labels, names)
+            right.set_xlabel(textwrap.fill(score, _BELOW))
             right.set_title(f"{scores.estimate_name} and 95 % interval", loc="left")
         _legend(figure, labels, [panel for panel, _ in rows])
         for out in outs:
@@ -148,7 +173,8 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], axis: str) -> N
     axes.margins(x=0.02)
     axes.set_xlim(left=0)
     axes.set_xlabel(axis.capitalize())
-    axes.set_ylabel(name_of(panel.metric))
+    smoothed = f"\n(smoothed over {panel.smoothed})" if panel.smoothed else ""
+    axes.set_ylabel(f"{name_of(panel.metric)}{smoothed}")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -171,7 +197,12 @@ def _draw_curve(axes: Axes, curve: Curve, number: int) -> None:
     axes.plot(curve.x, curve.y, **style, marker="o" if len(curve.x) == 1 else None, markersize=3)
 
 
-def _draw_scores(axes: Axes, scores: Scores, labels: Sequence[str]) -> None:
+def _lines_beside(scores: Scores, names: Mapping[str, str]) -> int:
+    """Lines that the labels beside the scores take, with one between them."""
+    return sum(names[label].count("\n") + 2 for label in scores.groups)
+
+
+def _draw_scores(axes: Axes, scores: Scores, labels: Sequence[str], names: Mapping[str, str]) -> None:
     """A row for each group: its seeds as dots, the estimate as a bar across its interval."""
     groups = list(scores.groups.values())
     for row, group in enumerate(groups):
@@ -181,8 +212,9 @@ def _draw_scores(axes: Axes, scores: Scores, labels: Sequence[str]) -> None:
         if shown.low is not None and shown.high is not None:
             axes.plot([shown.low, shown.high], [row, row], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
         axes.plot([shown.value] * 2, [row - 0.14, row + 0.14], color=colour, linewidth=1.6)
-    axes.set_yticks(range(len(groups)), [textwrap.fill(group.label, 22) for group in groups])
-    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.set_yticks(range(len(groups)), [names[group.label] for group in groups])
+    # the threshold is told below the last row
+    axes.set_ylim(len(groups) - (0.5 if scores.threshold is None else 0.1), -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
@@ -190,6 +222,11 @@ def _draw_scores(axes: Axes, scores: Scores, labels: Sequence[str]) -> None:
     axes.margins(x=0.06)
     if scores.threshold is not None:
         axes.axvline(scores.threshold, color=_GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1.5)
+        right = scores.threshold > sum(axes.get_xlim()) / 2
+        axes.annotate(
+            f"threshold {scores.threshold:g}", (scores.threshold, 0), xycoords=("data", "axes fraction"),
+            xytext=(-3 if right else 3, 3), textcoords="offset points", ha="right" if right else "left", color=_GREY,
+        )  # fmt: skip
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -242,10 +279,9 @@ def _legend(figure: Figure, labels: Sequence[str], panels: Sequence[Panel]) -> N
 @contextmanager
 def _drawing() -> Iterator[None]:
     """matplotlib with the style of these pictures; a missing package becomes the error that names the extra."""
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        raise missing_package("out", "a picture", error) from error
+    check_drawing("out")
+    from matplotlib import rc_context
+
     with rc_context(_STYLE):
         yield
 

@@ -66,6 +66,7 @@ class Panel:
         threshold: a line across; None for none.
         estimate: what the lines are over the seeds: ``iqm``, ``mean`` or ``median``.
         curves: one for each group that has any.
+        smoothed: over how much the moving average of the curves is; empty where they are as measured.
     """
 
     env: str
@@ -73,6 +74,7 @@ class Panel:
     threshold: float | None
     estimate: str
     curves: tuple[Curve, ...]
+    smoothed: str
 
 
 def read_series(run: Record, metric: str, axis: str, smooth: str | int | None) -> Series | None:
@@ -151,6 +153,7 @@ def read_panel(
         notes: lines.
     """
     found: dict[str, list[Series]] = {}
+    smoothed = ""
     for group in groups:
         runs = group.of(env)
         series = [one for run in runs if (one := read_series(run, metric, axis, smooth)) is not None]
@@ -158,9 +161,18 @@ def read_panel(
             notes.append(f"{group.label}: {len(runs) - len(series)} of {len(runs)} runs on {env} have no {metric}")
         if series:
             found[group.label] = series
+        if any(one.raw is not None for one in series):
+            smoothed = _share(smooth)
+    if smoothed:
+        notes.append(f"{metric}: smoothed, a moving average over {smoothed}")
     chosen = choose_estimate(estimate, [len(series) for series in found.values()])
     curves = [_curve(label, series, chosen, resamples, axis, notes) for label, series in found.items()]
-    return Panel(env, metric, threshold, chosen, tuple(curve for curve in curves if curve is not None))
+    return Panel(env, metric, threshold, chosen, tuple(curve for curve in curves if curve is not None), smoothed)
+
+
+def _share(smooth: str | int | None) -> str:
+    """What a moving average takes in, in words."""
+    return f"{2 * ((smooth - 1) // 2) + 1} points" if isinstance(smooth, int) else f"1/{1 / _WINDOW:.0f} of the run"
 
 
 def _curve(

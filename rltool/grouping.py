@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ SEPARATOR = "--"
 _ASIDE = ("seed", "resume", "quiet", "debug", "logging.", "save.")
 # More keys than that are no label.
 _KEYS_IN_A_LABEL = 3
+# The value of a key in which the runs of one group differ.
+_MIXED = object()
 _NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<rest>.+)", re.DOTALL)
 
 
@@ -31,7 +34,8 @@ class Group:
     """Runs that are taken together.
 
     Attributes:
-        label: what tells it from the others: the user's name, the algorithm, or the keys that differ.
+        label: what tells it from the others: the user's name, the algorithm, or the keys that differ. No two groups that
+            are compared or drawn together have the same.
         runs: at least one.
     """
 
@@ -59,6 +63,19 @@ class Part:
 
     name: str | None
     words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A label in parts.
+
+    Attributes:
+        head: what stands before the keys; may be empty.
+        values: what is told, by dotted key.
+    """
+
+    head: str
+    values: Mapping[str, object]
 
 
 def read_words(
@@ -120,7 +137,8 @@ def select(parts: Sequence[Part], keys: Sequence[str] | None) -> list[Group]:
     if problems:
         raise ConfigError(problems)
     if len(parts) > 1 or parts[0].name is not None:
-        labels = _unique([part.name or label for part, label in zip(parts, _labels(found, None), strict=True)])
+        texts = _texts(_labels(found, None))
+        labels = _unique([part.name or text for part, text in zip(parts, texts, strict=True)])
         return [Group(label, tuple(runs)) for label, runs in zip(labels, found, strict=True)]
     (runs,) = found
     if keys is not None:
@@ -212,10 +230,11 @@ def _grouped(runs: Sequence[Record], keys: Sequence[str] | None) -> list[Group]:
     for run in runs:
         values = settings(run) if keys is None else _chosen(run, keys)
         by_env.setdefault(run.env, {}).setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
+    told = [_labels(list(found.values()), keys) for found in by_env.values()]
+    texts = iter(_texts([label for labels in told for label in labels]))
     merged: dict[str, list[Record]] = {}
     for found in by_env.values():
-        groups = list(found.values())
-        for label, members in zip(_unique(_labels(groups, keys)), groups, strict=True):
+        for label, members in zip(_unique([next(texts) for _ in found]), found.values(), strict=True):
             merged.setdefault(label, []).extend(members)
     return [Group(label, tuple(merged[label])) for label in _in_order(list(merged))]
 
@@ -237,18 +256,42 @@ def _chosen(run: Record, keys: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> list[str]:
+def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> list[_Label]:
     """What tells each group from the others; the same for those that nothing tells apart."""
     if keys is not None:
-        values = [_chosen(runs[0], keys) for runs in groups]
-        return [_words(of, _differing(values) or list(of)[:_KEYS_IN_A_LABEL]) or "all runs" for of in values]
-    algos = [runs[0].algo for runs in groups]
-    labels: list[str] = []
-    for runs, algo in zip(groups, algos, strict=True):
-        rivals = [settings(other[0]) for other, kind in zip(groups, algos, strict=True) if kind == algo]
-        text = _words(settings(runs[0]), _telling(rivals))
-        labels.append(", ".join(filter(None, [algo if len(set(algos)) > 1 or not text else "", text])))
-    return labels
+        chosen = [_chosen(runs[0], keys) for runs in groups]
+        told = [_told(of, _differing(chosen) or list(of)[:_KEYS_IN_A_LABEL]) for of in chosen]
+        return [_Label("" if of else "all runs", of) for of in told]
+    algos = [" and ".join(dict.fromkeys(run.algo for run in runs)) for runs in groups]
+    configs = [_shared([settings(run) for run in runs]) for runs in groups]
+    told = []
+    for config, algo in zip(configs, algos, strict=True):
+        rivals = [other for other, kind in zip(configs, algos, strict=True) if kind == algo]
+        told.append(_told(config, _telling(rivals)))
+    named = len(set(algos)) > 1 or not all(told)
+    return [_Label(algo if named else "", of) for algo, of in zip(algos, told, strict=True)]
+
+
+def _shared(configs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What all configurations say; a key in which they differ is :data:`_MIXED`."""
+    return {**configs[0], **dict.fromkeys(_differing(configs), _MIXED)}
+
+
+def _told(values: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:
+    return {key: values.get(key) for key in keys if values.get(key) is not _MIXED}
+
+
+def _texts(labels: Sequence[_Label]) -> list[str]:
+    """Labels as they are shown: a key is its last part where that is no other key's among all of them."""
+    keys = dict.fromkeys(key for label in labels for key in label.values)
+    # optim.kind is optim, as it is typed
+    ends = {key: key.removesuffix(".kind").rpartition(".")[2] for key in keys}
+    counts = Counter(ends.values())
+    names = {key: end if counts[end] == 1 else key for key, end in ends.items()}
+    return [
+        ", ".join([*filter(None, [label.head]), *(f"{names[key]}={_shown(of)}" for key, of in label.values.items())])
+        for label in labels
+    ]
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
@@ -262,6 +305,10 @@ def _unique(labels: Sequence[str]) -> list[str]:
 def _telling(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """The keys in which configurations differ; where they are many, a few that already tell all of them apart."""
     keys = _differing(configs)
+    # A key in which the runs of a group differ does not name it.
+    shared = [key for key in keys if all(config.get(key) is not _MIXED for config in configs)]
+    if _distinct(configs, shared) == _distinct(configs, keys):
+        keys = shared
     if len(keys) <= _KEYS_IN_A_LABEL:
         return keys
     chosen: list[str] = []
@@ -282,11 +329,9 @@ def _differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
     return [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
 
 
-def _words(values: Mapping[str, object], keys: Iterable[str]) -> str:
-    return ", ".join(f"{key}={_shown(values.get(key))}" for key in keys)
-
-
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_shown, value))}]"
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

@@ -9,14 +9,16 @@ from typing import Any
 from rltool.charts import name_of
 from rltool.curves import Panel
 from rltool.importing import missing_package
+from rltool.wording import fitted
 
 # Lines of the plot, without axes and legend.
 _HEIGHT = 16
 # What stands at the right of the plot: its frame and the numbers of the axis.
 _MARGIN = 12
+# What stands beside a label in the legend: its sign, and some room.
+_SIGN = 6
 # How far the axes go beyond what is drawn.
 _BEYOND = 1.02
-_LABEL = 40
 _COLOURS = ["blue", "red", "green", "magenta", "yellow", "cyan", "white"]
 _PLAIN = str.maketrans("▔─▁│┌┐└┘", "---|++++")
 _LETTERS = ["*", "o", "+", "x", "#", "@", "%"]
@@ -39,6 +41,7 @@ def text_of(panel: Panel, labels: list[str], *, axis: str, columns: int) -> str:
     except ImportError as error:
         raise missing_package("", "a plot in the terminal", error) from error
     unicode, coloured = _has_unicode(), sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    names = fitted(labels, max(columns - _MARGIN, 20) - _SIGN)
     numbers = [labels.index(curve.label) for curve in panel.curves]
     # Dots of one colour cannot be told apart.
     letters = not unicode or (len(panel.curves) > 1 and not coloured)
@@ -52,7 +55,7 @@ def text_of(panel: Panel, labels: list[str], *, axis: str, columns: int) -> str:
         "x_gridlines": [],
         "y_gridlines": [] if panel.threshold is None else [panel.threshold],
         "title": f"{name_of(panel.metric)} over {axis}, {panel.env}{_across(panel)}",
-        "legend_labels": [short(curve.label) for curve in panel.curves],
+        "legend_labels": [names[curve.label] for curve in panel.curves],
         "x_min": 0,
         "x_max": _BEYOND * max(curve.x[-1] for curve in panel.curves),
         **_heights(panel),
@@ -62,11 +65,6 @@ def text_of(panel: Panel, labels: list[str], *, axis: str, columns: int) -> str:
     )
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return lines if unicode else lines.translate(_PLAIN)
-
-
-def short(label: str) -> str:
-    """A label that leaves room for something beside it."""
-    return label if len(label) <= _LABEL else f"{label[: _LABEL - 3]}..."
 
 
 def _heights(panel: Panel) -> dict[str, float]:

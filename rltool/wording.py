@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -13,6 +14,8 @@ from pydantic.fields import FieldInfo
 from rltool.registry import Schema
 
 Path = tuple[str | int, ...]
+# Letters that a key keeps where there is little room for it.
+_LONGEST_KEY, _SHORTEST_KEY = 20, 3
 
 
 class Shape:
@@ -191,6 +194,37 @@ def nearest(word: str, options: Iterable[str], *, count: int = 2) -> list[str]:
 def did_you_mean(options: Sequence[str]) -> str:
     """``Did you mean a or b?``; empty for no options."""
     return f"Did you mean {' or '.join(options)}?" if options else ""
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Labels in a row; with semicolons where there are commas in them."""
+    return ("; " if any("," in label for label in labels) else ", ").join(labels)
+
+
+def fitted(labels: Sequence[str], width: int) -> dict[str, str]:
+    """Labels for a room, those that are too wide cut with … so that all still differ: in the names of their keys where that
+    is enough, else at the end, else nearer the middle; where nothing of that tells them apart they are numbered.
+
+    Args:
+        labels: what is to be told apart; equal ones are one.
+        width: of the room, in letters; 8 or more.
+    """
+    once = list(dict.fromkeys(labels))
+    for texts in _cuts(once, width):
+        if max(map(len, texts)) <= width and len(set(texts)) == len(once):
+            return dict(zip(once, texts, strict=True))
+    ends = {one: f"… ({number})" if len(one) > width else "" for number, one in enumerate(once, 1)}
+    return {one: f"{one[: width - len(end)]}{end}" for one, end in ends.items()}
+
+
+def _cuts(labels: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Ways to cut labels, those that leave most of them first."""
+    yield list(labels)
+    for letters in range(_LONGEST_KEY, _SHORTEST_KEY - 1, -1):
+        yield [re.sub(rf"([^=,\s]{{{letters}}})[^=,\s]{{2,}}(?==)", r"\1…", label) for label in labels]
+    for kept in (width - 1, *sorted(range(width), key=lambda head: abs(head - width // 2))):
+        tail = width - 1 - kept
+        yield [label if len(label) <= width else f"{label[:kept]}…{label[len(label) - tail :]}" for label in labels]
 
 
 def dotted(path: Iterable[str | int]) -> str:

@@ -20,6 +20,7 @@ from rltool.grouping import Group, Part, read_words, select
 from rltool.records import Record
 from rltool.registry import Schema
 from rltool.schema import CompareConfig, PlotConfig
+from rltool.wording import fitted
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,25 +54,48 @@ def test_a_label_is_what_differs(tmp_path: Path) -> None:
     for number, (lr, gamma) in enumerate([(1e-3, 0.9), (3e-4, 0.9), (3e-4, 0.99)]):
         fake_run(tmp_path / str(number), [(10, 1.0)], optim__lr=lr, algo__gamma=gamma)
     assert labels([str(tmp_path)]) == [
-        "algo.gamma=0.9, optim.lr=0.0003",
-        "algo.gamma=0.9, optim.lr=0.001",
-        "algo.gamma=0.99, optim.lr=0.0003",
+        "gamma=0.9, lr=0.0003",
+        "gamma=0.9, lr=0.001",
+        "gamma=0.99, lr=0.0003",
     ]  # fmt: skip
-    assert labels([str(tmp_path)], ["optim.lr"]) == ["optim.lr=0.0003", "optim.lr=0.001"]
+    assert labels([str(tmp_path)], ["optim.lr"]) == ["lr=0.0003", "lr=0.001"]
     assert labels([str(tmp_path)], []) == ["all runs"]
     assert labels([str(tmp_path / "0")]) == ["ppo"]
+
+
+def test_a_key_is_its_last_part_where_that_is_no_other_key(tmp_path: Path) -> None:
+    for number, (algo, lr, more) in enumerate(
+        [("ppo", 1.0, 2.0), ("ppo", 2.0, 2.0), ("dqn", 2.0, 1.0), ("dqn", 2.0, 2.0)]
+    ):
+        fake_run(tmp_path / str(number), [(10, 1.0)], algo=algo, optim__lr=lr, algo__lr=more, network__hidden=[64, 64])
+    assert labels([str(tmp_path)]) == [
+        "ppo, optim.lr=1", "ppo, optim.lr=2", "dqn, algo.lr=1", "dqn, algo.lr=2",
+    ]  # fmt: skip
+    assert labels([str(tmp_path)], ["algo.kind", "optim.lr"]) == [
+        "algo=ppo, lr=1", "algo=ppo, lr=2", "algo=dqn, lr=2",
+    ]  # fmt: skip
+    assert labels([str(tmp_path)], ["network.hidden"]) == ["hidden=[64,64]"]
+
+
+def test_labels_that_are_cut_still_differ() -> None:
+    assert list(fitted(["short", "a longer one"], 9).values()) == ["short", "a longer…"]
+    assert list(fitted(["learning_rate=1", "learning_rate=2"], 12).values()) == ["learning_…=1", "learning_…=2"]
+    assert list(fitted(["from the one", "from the two"], 9).values()) == ["from… one", "from… two"]
+    middle = [f"{'a' * 20}{sign}{'b' * 20}" for sign in "xy"]
+    assert list(fitted(middle, 12).values()) == ["aaaaaaa… (1)", "aaaaaaa… (2)"]
+    assert fitted(middle, 41) == {label: label for label in middle}
 
 
 def test_of_many_keys_that_differ_a_label_takes_as_many_as_tell_apart(tmp_path: Path) -> None:
     for value in range(2):
         fake_run(tmp_path / str(value), [(10, 1.0)], **{f"algo__{name}": value for name in "abcd"})
-    assert labels([str(tmp_path)]) == ["algo.a=0", "algo.a=1"]
+    assert labels([str(tmp_path)]) == ["a=0", "a=1"]
 
 
 def test_numbers_in_labels_are_in_order(tmp_path: Path) -> None:
     for value in (16, 8, 128):
         fake_run(tmp_path / str(value), [(10, 1.0)], env__num_envs=value)
-    assert labels([str(tmp_path)]) == [f"env.num_envs={value}" for value in (8, 16, 128)]
+    assert labels([str(tmp_path)]) == [f"num_envs={value}" for value in (8, 16, 128)]
 
 
 def test_other_labels_are_in_the_order_of_the_words(tmp_path: Path) -> None:
@@ -215,6 +239,11 @@ def test_training_episodes_are_smoothed_and_evaluations_are_not(tmp_path: Path) 
     assert smooth.raw is not None
     assert raw.raw is None
     assert np.ptp(smooth.y[5:-5]) < 0.2
+    for wanted, told in (("auto", "1/10 of the run"), (6, "5 points")):
+        drawn, notes = panel(group(run.path), metric="episode/return", smooth=wanted)
+        assert drawn.smoothed == told  # type: ignore[attr-defined]
+        assert notes == [f"episode/return: smoothed, a moving average over {told}"]
+    assert panel(group(run.path))[0].smoothed == ""  # type: ignore[attr-defined]
     assert np.ptp(raw.y) == 1
     unsmoothed = read_series(run, "episode/return", "frames", None)
     assert unsmoothed is not None
@@ -266,6 +295,14 @@ def test_text_in_an_svg_is_text_of_eight_points(rltool: Rltool, two_groups: Path
     assert 'width="252pt"' in text  # 3.5 inches
     rltool("plot", "runs", "out=b.svg")
     assert Path("b.svg").read_text() == text
+
+
+def test_a_picture_says_over_how_much_it_is_smoothed(rltool: Rltool, tmp_path: Path) -> None:
+    fake_run(tmp_path / "run", points=[{"frames": n, "episode/return": n % 7} for n in range(1, 60)])
+    code, out, _ = rltool("plot", "run", "metric=episode/return", "out=a.svg")
+    assert code == 0
+    assert "note: episode/return: smoothed, a moving average over 1/10 of the run" in out
+    assert "(smoothed over 1/10 of the run)" in Path("a.svg").read_text()
 
 
 def test_a_picture_has_the_width_that_was_asked_for(rltool: Rltool, two_groups: Path) -> None:

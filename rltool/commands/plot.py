@@ -16,14 +16,18 @@ from rltool.grouping import Group, mixed, read_words, repeated, select
 from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
-from rltool.textplot import short, text_of
-from rltool.wording import did_you_mean, nearest
+from rltool.textplot import text_of
+from rltool.wording import did_you_mean, fitted, listed, nearest
 
 if TYPE_CHECKING:
     from rltool.cli import Options
     from rltool.curves import Panel
 
 _TERMINAL, _TABLE = "-", ".csv"
+# What evaluations measure and training episodes do, too.
+_EVALUATED = ("eval/return_mean", "eval/length_mean")
+# Letters that a label keeps in a narrow terminal.
+_LEAST = 12
 # How many groups a note names.
 _NAMED = 3
 
@@ -89,7 +93,7 @@ def joined(notes: Iterable[str]) -> list[str]:
 
 def _listed(words: Sequence[str]) -> str:
     more = len(words) - _NAMED
-    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def thresholds(groups: Sequence[Group], wanted: str | float | None, envs: Sequence[str]) -> dict[str, float | None]:
@@ -115,13 +119,21 @@ def check_metrics(groups: Sequence[Group], metrics: Sequence[str], key: str) -> 
     for metric in metrics:
         if metric in known:
             continue
-        hint = did_you_mean(nearest(metric, known))
-        if not hint:
-            returns = [name for name in known if name.startswith(("eval/", "episode/"))]
-            hint = f"They have {', '.join(returns)}" if returns else ""
-        problems.append(Problem(key, f"none of the runs has measured {metric}", hint))
+        problems.append(Problem(key, f"none of the runs has measured {metric}", _instead(metric, list(known), key)))
     if problems:
         raise ConfigError(problems)
+
+
+def _instead(metric: str, known: Sequence[str], key: str) -> str:
+    """What to take for a metric that was not measured."""
+    if metric in _EVALUATED and not any(name.startswith("eval/") for name in known):
+        training = metric.replace("eval/", "episode/").removesuffix("_mean")
+        told = f"; take {key}={training}, that of the episodes in training" if training in known else ""
+        return f"They were not evaluated{told}"
+    if near := nearest(metric, known):
+        return did_you_mean(near)
+    returns = [name for name in known if name.startswith(("eval/", "episode/"))]
+    return f"They have {', '.join(returns)}" if returns else ""
 
 
 def _check_out(out: Path) -> None:
@@ -196,7 +208,7 @@ def _ends(panels: Sequence[Panel], axis: str) -> str:
             interval = "" if curve.low is None or curve.high is None else _range(curve.low[-1], curve.high[-1])
             rows.append(
                 (
-                    short(curve.label),
+                    curve.label,
                     panel.env,
                     panel.metric,
                     f"{curve.x[-1]:,.0f}",
@@ -210,7 +222,11 @@ def _ends(panels: Sequence[Panel], axis: str) -> str:
     value = f"{' or '.join(sorted(kinds))} [95 %]" if kinds else "value"
     header = ("curve", "environment", "metric", axis, "seeds", value)
     keep = [i for i in range(len(header)) if i not in (1, 2) or len({row[i] for row in rows}) > 1]
-    return table([header[i] for i in keep], [[row[i] for i in keep] for row in rows])
+    others = sum(max(len(row[i]) for row in (header, *rows)) + 2 for i in keep if i)
+    names = fitted([row[0] for row in rows], max(min(shutil.get_terminal_size().columns, 100) - others, _LEAST))
+    return table(
+        [header[i] for i in keep], [[names.get(row[i], row[i]) if i == 0 else row[i] for i in keep] for row in rows]
+    )
 
 
 def _wrapped(line: str) -> str:
