@@ -14,8 +14,9 @@ from rltool.curves import choose_estimate, common, read_series
 from rltool.estimates import STATISTICS, TITLES, Array, Estimate, estimate, improvement
 from rltool.grouping import Group
 from rltool.records import Record
+from rltool.wording import listed
 
-# The metric that a summary holds, too.
+# The metric that a summary holds, too, and that fresh episodes are judged by.
 SUMMARISED = "eval/return_mean"
 
 
@@ -210,10 +211,10 @@ def compare(
     """The groups on one environment; adds what a reader has to know to the notes.
 
     Args:
-        groups: those without a run on it are left out.
+        groups: each with a label of its own; those without a run on it are left out.
         env, threshold: see :class:`Scores`.
         metric: a name in metrics.jsonl.
-        at: ``last``, ``best`` or ``auc``.
+        at: ``final``, ``last``, ``best`` or ``auc``; see :func:`choose_score`.
         resamples: of the bootstrap.
         notes: lines.
     """
@@ -225,13 +226,15 @@ def compare(
         known = [
             Scored(run, score, _reached(run, metric, threshold))
             for run in runs
-            if (score := scores.get(run) if at == "auc" else _score(run, metric, at)) is not None
+            if (score := scores.get(run) if at == "auc" else score_of(run, metric, at)) is not None
         ]
         if len(known) < len(runs):
             notes.append(f"{group.label}: {len(runs) - len(known)} of {len(runs)} runs on {env} have no {metric}")
         if known:
             found[group.label] = known
             notes += _of_runs(group.label, env, known)
+    if len(found) == 1 < len(groups):
+        notes.append(f"{env}: no group but {next(iter(found))} has a score there")
     notes += _of_budgets(env, found)
     chosen = choose_estimate("auto", [len(known) for known in found.values()])
     rated = {label: _rated(label, known, chosen, resamples) for label, known in found.items()}
@@ -281,13 +284,51 @@ def _improvements(strata: Mapping[str, Sequence[Array]], resamples: int) -> tupl
     )
 
 
-def _score(run: Record, metric: str, at: str) -> float | None:
-    """The last or the best value; of a run that logged no metrics, what its summary says of evaluations."""
+def choose_score(groups: Sequence[Group], metric: str, at: str, notes: list[str]) -> str:
+    """Which score is compared: ``at``; of ``final`` what every run has, ``last`` where one lacks it, and then the notes say so.
+
+    Args:
+        groups: all that are compared.
+        metric: a name in metrics.jsonl; only returns are judged on fresh episodes.
+        at: ``final``, ``last``, ``best`` or ``auc``.
+        notes: lines.
+    """
+    if at != "final":
+        return at
+    if metric != SUMMARISED:
+        return "last"
+    runs = dict.fromkeys(run for group in groups for run in group.runs)
+    without = sum(score_of(run, metric, at) is None for run in runs)
+    if not without:
+        return at
+    notes.append(
+        f"{without} of {len(runs)} runs were not judged on fresh episodes after training; the last evaluation in training "
+        "counts for all"
+    )
+    return "last"
+
+
+def score_of(run: Record, metric: str, at: str) -> float | None:
+    """The score of one run; None where it has none.
+
+    Args:
+        run: the run.
+        metric: a name in metrics.jsonl.
+        at: ``final``, the mean return of the last policy on fresh episodes; ``last`` or ``best``, the last or the highest
+            value in training, of a run that logged no metrics what its summary says of evaluations.
+    """
+    if at == "final":
+        fresh = run.final("last") if metric == SUMMARISED else None
+        return _mean(fresh)
     curve = run.curve(metric)
     if curve:
         return max(value for _, value in curve) if at == "best" else curve[-1][1]
-    written = run.summary.get(f"{at}_evaluation") if metric == SUMMARISED else None
-    value = written.get("mean") if isinstance(written, dict) else None
+    return _mean(run.summary.get(f"{at}_evaluation") if metric == SUMMARISED else None)
+
+
+def _mean(written: object) -> float | None:
+    """The mean of an evaluation as a summary holds it."""
+    value = written.get("mean") if isinstance(written, Mapping) else None
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -349,9 +390,9 @@ def _of_budgets(env: str, groups: Mapping[str, Sequence[Scored]]) -> list[str]:
     notes = []
     counts = {label: len(runs) for label, runs in groups.items()}
     if len(set(counts.values())) > 1:
-        notes.append(f"{env}: unequal numbers of seeds: {', '.join(f'{n} {label}' for label, n in counts.items())}")
+        notes.append(f"{env}: unequal numbers of seeds: {listed([f'{n} {label}' for label, n in counts.items()])}")
     frames = {label: statistics.median(scored.run.frames for scored in runs) for label, runs in groups.items()}
     if frames and max(frames.values()) > 1.05 * min(frames.values()):
-        told = ", ".join(f"{label} {count:,.0f}" for label, count in frames.items())
+        told = "; ".join(f"{label} {count:,.0f}" for label, count in frames.items())
         notes.append(f"{env}: unequal budgets (median frames): {told}")
     return notes

@@ -990,9 +990,10 @@ class CompareConfig(Schema):
     """The configuration of ``rltool compare``; the runs are named beside it."""
 
     metric: str = Field(description="what is compared, the larger the better: any name in metrics.jsonl", min_length=1)
-    at: Literal["last", "best", "auc"] = Field(
-        description="a run's score; last: the policy it ended with; best: its best evaluation (flatters: a maximum of "
-        "noise); auc: the mean over the frames that all runs have"
+    at: Literal["final", "last", "best", "auc"] = Field(
+        description="a run's score; final: the return of its last policy on fresh episodes after training, where every run "
+        "has it, else last; last: its last value in training; best: its best (flatters: a maximum of noise); auc: the mean "
+        "over the frames that all runs have"
     )
     out: str | None = Field(
         description="a directory for table.md, table.csv, comparison.png and comparison.svg; null: none", min_length=1

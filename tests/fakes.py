@@ -23,6 +23,7 @@ def fake_run(
     status: str | None = "finished",
     points: Sequence[Mapping[str, float]] = (),
     seconds: float = 10.0,
+    fresh: float | None = None,
     **changes: object,
 ) -> Path:
     """Writes a run and returns its directory.
@@ -34,6 +35,7 @@ def fake_run(
         status: of its summary; None: it has none.
         points: further lines of metrics.jsonl.
         seconds: wall time.
+        fresh: mean return of the last policy on fresh episodes after training; None: it was not judged.
         changes: keys of the configuration, with ``__`` for a dot.
     """
     (path / "checkpoints").mkdir(parents=True)
@@ -54,9 +56,11 @@ def fake_run(
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status is not None:
         frames = max((line["frames"] for line in lines), default=0)
-        summary = {
+        summary: dict[str, object] = {
             "status": status, "env": env, "algo": algo, "seed": seed, "frames": frames, "seconds": seconds,
             "frames_per_second": frames / seconds,
         }  # fmt: skip
+        if fresh is not None:
+            summary["final_evaluation"] = {"seed": seed, "best": None, "last": {"mean": fresh, "frames": frames}}
         (path / "summary.json").write_text(json.dumps(summary))
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import numpy as np
 import pytest
 from fakes import Rltool, fake_run
 
+from rltool.comparison import SUMMARISED, choose_score, compare, score_of
 from rltool.estimates import Estimate, band, estimate, improvement, iqm, mean, median
+from rltool.grouping import Group
+from rltool.records import Record
 
 N = 500  # resamples
 
@@ -78,6 +82,13 @@ def runs(root: Path, curves: Sequence[Sequence[tuple[int, float]]], **changes: o
     return root.name
 
 
+def judged(root: Path, *scores: float, **changes: object) -> str:
+    """A run for each score of fresh episodes, the last evaluation in training 100 below it."""
+    for seed, score in enumerate(scores):
+        fake_run(root / str(seed), [(100, score), (200, score - 100)], seed=seed, fresh=score, **changes)  # type: ignore[arg-type]
+    return root.name
+
+
 def ends(*scores: float) -> list[list[tuple[int, float]]]:
     """Curves of two evaluations, the last of which is the score; the first is better."""
     return [[(100, score + 1000), (200, score)] for score in scores]
@@ -92,9 +103,56 @@ def read(rltool: Rltool, *words: str) -> dict[str, object]:
     return tree
 
 
-def test_the_score_is_that_of_the_last_policy(rltool: Rltool, tmp_path: Path) -> None:
+def test_the_score_is_that_of_the_last_policy_on_fresh_episodes(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = judged(tmp_path / "a", 302, 303), judged(tmp_path / "b", 301, 302, algo="dqn")
+    tree = read(rltool, a, "--", b)
+    groups = tree["environments"]["CartPole-v1"]["groups"]  # type: ignore[index]
+    assert tree["at"] == "final"
+    assert [run["score"] for run in groups["ppo"]["runs"]] == [302, 303]
+    assert groups["dqn"]["mean"] == {"value": 301.5, "low": 301.0, "high": 302.0}
+    assert rltool("compare", a, "--", b)[1].startswith(
+        "Scores: eval/return_mean of the last policy, on fresh episodes after training."
+    )
+
+
+def test_where_one_run_was_not_judged_all_have_the_last_evaluation(rltool: Rltool, tmp_path: Path) -> None:
+    a, b = judged(tmp_path / "a", 302, 303), judged(tmp_path / "b", 301, algo="dqn")
+    fake_run(tmp_path / "b/1", [(100, 7.0), (200, 5.0)], seed=1, algo="dqn")
+    tree = read(rltool, a, "--", b)
+    groups = tree["environments"]["CartPole-v1"]["groups"]  # type: ignore[index]
+    assert tree["at"] == "last"
+    assert [run["score"] for name in ("ppo", "dqn") for run in groups[name]["runs"]] == [202, 203, 201, 5]
+    assert tree["notes"][0] == (  # type: ignore[index]
+        "1 of 4 runs were not judged on fresh episodes after training; the last evaluation in training counts for all"
+    )
+    assert rltool("compare", a, "--", b)[1].startswith("Scores: eval/return_mean, the last value in training.")
+
+
+def test_fresh_episodes_say_nothing_of_other_metrics(rltool: Rltool, tmp_path: Path) -> None:
+    points = [{"frames": 200, "episode/return": 4.0}]
+    a, b = judged(tmp_path / "a", 302, points=points), judged(tmp_path / "b", 301, points=points)
+    tree = read(rltool, f"a={a}", "--", f"b={b}", "metric=episode/return")
+    assert tree["at"] == "last"
+    assert tree["environments"]["CartPole-v1"]["groups"]["a"]["runs"][0]["score"] == 4  # type: ignore[index]
+    assert "fresh" not in " ".join(tree["notes"])  # type: ignore[arg-type]
+
+
+def test_groups_of_ones_own_are_compared(tmp_path: Path) -> None:
+    judged(tmp_path, 1, 3)
+    notes: list[str] = []
+    groups = [Group(f"job {seed}", (Record(tmp_path / str(seed)),)) for seed in (0, 1)]
+    assert choose_score(groups, SUMMARISED, "final", notes) == "final"
+    assert [score_of(group.runs[0], SUMMARISED, at) for group in groups for at in ("final", "last", "best")] == [
+        1, -99, 1, 3, -97, 3,
+    ]  # fmt: skip
+    scores = compare(groups, "CartPole-v1", None, metric=SUMMARISED, at="final", resamples=N, notes=notes)
+    assert [group.estimate for group in scores.groups.values()] == [Estimate(1.0), Estimate(3.0)]
+    assert scores.improvements[0].probability.value == 0
+
+
+def test_the_score_is_that_of_the_last_evaluation(rltool: Rltool, tmp_path: Path) -> None:
     a, b = runs(tmp_path / "a", ends(2, 3)), runs(tmp_path / "b", ends(1, 2), algo="dqn")
-    env = read(rltool, a, "--", b)["environments"]["CartPole-v1"]  # type: ignore[index]
+    env = read(rltool, a, "--", b, "at=last")["environments"]["CartPole-v1"]  # type: ignore[index]
     assert list(env["groups"]) == ["ppo", "dqn"]
     assert env["groups"]["ppo"]["mean"] == {"value": 2.5, "low": 2.0, "high": 3.0}
     assert [run["score"] for run in env["groups"]["dqn"]["runs"]] == [1, 2]
@@ -134,13 +192,13 @@ def test_frames_and_seconds_to_the_threshold(rltool: Rltool, tmp_path: Path) -> 
 
 def test_what_makes_an_interval_less_than_it_looks_is_said(rltool: Rltool, tmp_path: Path) -> None:
     a, b = runs(tmp_path / "a", ends(2, 2)), runs(tmp_path / "b", [[(500, 1.0)]], algo="dqn", status=None)
-    notes = read(rltool, a, "--", b)["notes"]
+    notes = read(rltool, a, "--", b, "at=last")["notes"]
     assert notes == [
         "ppo: all seeds on CartPole-v1 score the same; an interval of no width says nothing of other seeds",
         "dqn: one seed on CartPole-v1; an interval over one seed cannot be had",
         "dqn: not every run on CartPole-v1 is finished (1 killed); what they have measured so far counts",
         "CartPole-v1: unequal numbers of seeds: 2 ppo, 1 dqn",
-        "CartPole-v1: unequal budgets (median frames): ppo 200, dqn 500",
+        "CartPole-v1: unequal budgets (median frames): ppo 200; dqn 500",
     ]
 
 
@@ -172,6 +230,51 @@ def test_an_environment_that_one_group_lacks_is_no_part_of_the_whole(rltool: Rlt
     tree = read(rltool, "a-*", "--", "b-*")
     assert list(tree["environments"]["Acrobot-v1"]["groups"]) == ["ppo"]  # type: ignore[index]
     assert "a group has no score there: Acrobot-v1" in " ".join(tree["notes"])  # type: ignore[arg-type]
+    assert "Acrobot-v1: no group but ppo has a score there" in tree["notes"]  # type: ignore[operator]
+
+
+def test_no_table_is_empty(rltool: Rltool, tmp_path: Path) -> None:
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        runs(tmp_path / f"a-{env}", ends(3, 4), env=env)
+    b = runs(tmp_path / "b", ends(1, 2), algo="dqn")
+    lines = rltool("compare", "a-*", "--", b)[1].splitlines()
+    rules = [number for number, line in enumerate(lines) if line.startswith("|--")]
+    assert len(rules) == 6
+    assert all(lines[number + 1].startswith("| ") for number in rules)
+
+
+def test_a_group_is_labelled_by_what_its_runs_share(rltool: Rltool, tmp_path: Path) -> None:
+    for name, lr, gamma in (("0", 1e-3, 0.9), ("1", 3e-4, 0.9), ("2", 1e-3, 0.8)):
+        runs(tmp_path / name, ends(1, 2), optim__lr=lr, algo__gamma=gamma)
+    tree = read(rltool, "0", "1", "--", "2")
+    assert list(tree["environments"]["CartPole-v1"]["groups"]) == ["gamma=0.9", "gamma=0.8"]  # type: ignore[index]
+    assert "gamma=0.9: runs on CartPole-v1 are taken together that differ in optim.lr" in tree["notes"]  # type: ignore[operator]
+    tree = read(rltool, "0", "1", "--", "0")
+    assert list(tree["environments"]["CartPole-v1"]["groups"]) == ["ppo", "ppo, lr=0.001"]  # type: ignore[index]
+
+
+def test_long_labels_are_cut_in_the_terminal_and_whole_in_files(rltool: Rltool, tmp_path: Path) -> None:
+    for number in range(4):
+        changes = {f"algo__{letter * 24}": number // size % 2 for letter, size in (("a", 1), ("b", 2))}
+        runs(tmp_path / f"runs/{number}", ends(210 + number, 250.5, 300), **changes)
+    code, out, _ = rltool("compare", "runs", "out=paper")
+    assert code == 0
+    assert all(len(line) <= 80 for line in out.splitlines())
+    whole = [f"{'a' * 24}={a}, {'b' * 24}={b}" for b in (0, 1) for a in (0, 1)]
+    table = (tmp_path / "paper/table.md").read_text()
+    assert all(re.search(rf"^\| {label} +\| 3 ", table, re.MULTILINE) for label in whole)
+    assert all(re.search(f": {label.replace(' ', chr(92) + 's+')}$", out, re.MULTILINE) for label in whole)
+    assert len(set(re.findall(r"^\| ([^|]+?) +\| 3 ", out, re.MULTILINE))) == 4
+
+
+def test_without_matplotlib_nothing_is_begun(rltool: Rltool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = runs(tmp_path / "a", ends(2, 3)), runs(tmp_path / "b", ends(1, 2))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = rltool("compare", a, "--", b, "out=paper")
+    assert (code, out) == (2, "")
+    assert "rltool compare: out: a picture needs a package that is not installed" in err
+    assert "pip install 'rltool[plots]'" in err
+    assert not (tmp_path / "paper").exists()
 
 
 def test_markdown_is_readable_at_80_columns(rltool: Rltool, tmp_path: Path) -> None:
@@ -211,7 +314,8 @@ def test_files_for_a_paper(rltool: Rltool, tmp_path: Path) -> None:
         ("theirs", "1.5", "1.0", "2.0"),
     ]
     svg = (out_dir / "comparison.svg").read_text()
-    assert "Evaluation return, last policy" in svg
+    assert "Evaluation return, last" in svg
+    assert "threshold 475" in svg
     assert "theirs" in svg
     assert (out_dir / "comparison.png").stat().st_size < 150_000
 
@@ -221,14 +325,19 @@ def test_files_for_a_paper(rltool: Rltool, tmp_path: Path) -> None:
     [
         (["a"], "expected two or more groups, found one: ppo"),
         (["a", "--", "nowhere", "no*thing"], "2 problems"),
-        (["a", "--", "b", "at=end"], "at: expected one of last, best, auc"),
+        (["a", "--", "b", "at=end"], "at: expected one of final, last, best, auc"),
         (["a", "--", "b", "metric=eval/return_men"], "Did you mean eval/return_mean"),
+        (["a", "--", "c"], "no environment has scores of two groups: ppo on CartPole-v1; sac on Pendulum-v1"),
+        (["a", "--", "d"], "ppo on CartPole-v1; dqn on none. Choose a metric=… that all have: nothing of dqn has"),
+        (["d", "--", "e=d"], "They were not evaluated; take metric=episode/return"),
         (["a", "--", "b", "out=file"], "out: expected a directory, found the file file"),
     ],
 )
 def test_mistakes_are_told_and_return_2(rltool: Rltool, tmp_path: Path, words: list[str], answer: str) -> None:
     runs(tmp_path / "a", ends(2, 3))
     runs(tmp_path / "b", ends(1, 2))
+    runs(tmp_path / "c", ends(1, 2), env="Pendulum-v1", algo="sac")
+    runs(tmp_path / "d", [[]], algo="dqn", points=[{"frames": 1, "episode/return": 1.0, "data/reward_mean": 1.0}])
     (tmp_path / "file").touch()
     code, _, err = rltool("compare", *words)
     assert code == 2
