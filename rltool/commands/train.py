@@ -83,7 +83,7 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
     with planned(options.overrides, line, files) as plan:
         if plan.told:
             print(plan.told, flush=True)
-        register()
+        register(plan.tuning)
         path = plan.sweep.path
         words = [one.hydra for one in line.typed if one.key != "hydra.sweep.dir"]
         try:

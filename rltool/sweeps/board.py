@@ -38,11 +38,11 @@ class Board:
 
     Args:
         pool: the jobs that wait and run.
-        total: how many jobs there will be, as far as is known.
+        total: how many jobs there will be; None where nobody knows.
         console: where to; standard output by default.
     """
 
-    def __init__(self, pool: Pool, total: int, console: Console | None = None) -> None:
+    def __init__(self, pool: Pool, total: int | None, console: Console | None = None) -> None:
         self._pool, self._total = pool, total
         self._console = console or Console(file=sys.stdout, highlight=False, emoji=False)
         self._live: Live | None = None
@@ -121,11 +121,8 @@ class Board:
             table.add_row(job.name, Text("waiting", style="bright_black"), job.title)
         more = len(pool.waiting) - max(room, 0)
         elapsed = duration(time.monotonic() - self._begun)
-        head = Text(
-            f"{counted(self._total, 'job')}: {self._counts()}; {elapsed} elapsed; {pool.limit}",
-            style="bold",
-            no_wrap=True,
-        )
+        total = "" if self._total is None else f"{counted(self._total, 'job')}: "
+        head = Text(f"{total}{self._counts()}; {elapsed} elapsed", style="bold", no_wrap=True)
         rest = [Text(f"… and {more} more that wait", style="bright_black")] if more > 0 else []
         return Group(head, table, *rest)
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from filelock import FileLock, Timeout
 from pydantic import JsonValue
 
-from rltool.composition import TOGETHER, Composition, Line
+from rltool.composition import TOGETHER, Composition, Line, compose
 from rltool.config import load_as
 from rltool.configfiles import ConfigFiles, read_value
 from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs
 from rltool.schema import SweepConfig
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_sweep
+
+if TYPE_CHECKING:
+    from rltool.sweeps.tuning import Tuning
 
 _LOCK, _CONF = ".lock", ".conf"
 # Nodes that are the sweep's, not its jobs'.
@@ -36,19 +40,21 @@ class Plan:
         sweep: see :class:`Sweep`.
         files: a copy of the config files as they are now: what becomes of the originals changes nothing.
         told: what was found in the directory, in words; empty for a new one.
+        tuning: the search; None of a grid.
     """
 
     sweep: Sweep
     files: ConfigFiles
     told: str
+    tuning: Tuning | None = None
 
 
 @contextmanager
 def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Plan]:
-    """Checks every job of a grid and writes the sweep down; nobody else has its directory while this lasts.
+    """Checks what is to run and writes the sweep down.
 
-    In a directory that holds the sweep already, jobs with a configuration that is there keep their directory, and with it
-    what they have done; others are added.
+    Of a grid, every job is checked, and nobody else has the directory while this lasts. In a directory that holds the sweep
+    already, jobs with a configuration that is there keep their directory, and with it what they have done; others are added.
 
     Args:
         typed: what was typed.
@@ -56,31 +62,29 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
         files: where config files lie.
 
     Raises:
-        ConfigError: the problems of all jobs together, or of the directory.
+        ConfigError: the problems of all jobs together, of what concerns them together, or of the directory.
     """
-    jobs, path = checked(line, files)
-    with claimed(path, "grid"):
-        copied = copy_files(files, path)
-        yield Plan(*_written(typed, line, jobs, path, copied))
-
-
-def checked(line: Line, files: ConfigFiles) -> tuple[list[Job], Path]:
-    """Every job, and the directory of the sweep.
-
-    Raises:
-        ConfigError: all problems of the jobs and of what concerns them together.
-    """
+    first = _first(line, files)
     problems: list[Problem] = []
+    sweeper = first.choices.get("hydra/sweeper") if first is not None else "grid"
+    together = check_together(first, problems) if first is not None else None
+    problems += _of_sweeper(line, sweeper)
+    if sweeper == "tune" and together is not None and not problems:
+        from rltool.sweeps.tuning import planned_search
+
+        with planned_search(typed, line, files, together) as plan:
+            yield plan
+        return
     jobs: list[Job] = []
     try:
         jobs = check_jobs(line, files, multirun=True)
     except ConfigError as error:
-        problems += error.problems
-    else:
-        check_together(jobs[0].composition, problems)
+        problems = [*error.problems, *problems]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return jobs, jobs[0].composition.sweep_directory
+    path = jobs[0].composition.sweep_directory
+    with claimed(path, "grid"):
+        yield _written(typed, line, jobs, path, copy_files(files, path))
 
 
 def check_together(composition: Composition, problems: list[Problem]) -> SweepConfig | None:
@@ -90,6 +94,30 @@ def check_together(composition: Composition, problems: list[Problem]) -> SweepCo
     except ConfigError as error:
         problems += error.problems
         return None
+
+
+def _first(line: Line, files: ConfigFiles) -> Composition | None:
+    """The first job, composed; None where that is not possible, which the check of all jobs explains."""
+    if line.problems:
+        return None
+    try:
+        return compose(line.jobs()[0], files)
+    except ConfigError:
+        return None
+
+
+def _of_sweeper(line: Line, sweeper: str | None) -> Iterator[Problem]:
+    """What was typed for another sweeper than the one that was chosen."""
+    if sweeper == "tune":
+        return
+    if sweeper not in ("grid", "basic"):
+        yield Problem("hydra/sweeper", f"expected grid or tune, found {sweeper}", "tune searches with Optuna")
+    for one in line.typed:
+        if one.key.partition(".")[0] == "tune":
+            yield Problem(one.key, f"is for a search, found {one.word}", "Add hydra/sweeper=tune")
+        elif one.override.is_sweep_override() and not one.override.is_discrete_sweep():
+            text = f"a grid needs values one by one, found {one.word.partition('=')[2]}"
+            yield Problem(one.key, text, "Give a,b,c or range(a,b), or add hydra/sweeper=tune to search")
 
 
 @contextmanager
@@ -131,9 +159,8 @@ def claimed(path: Path, kind: str) -> Iterator[None]:
 
 
 def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
-    """A copy of the config files in a sweep's directory."""
-    home = path / _CONF
-    shutil.rmtree(home, ignore_errors=True)
+    """A copy of the config files in a sweep's directory; what other sessions copied stays, as their jobs may need it."""
+    home = path / _CONF / secrets.token_hex(3)
     copies = []
     for number, directory in enumerate(files.directories):
         copies.append(home / str(number))
@@ -160,9 +187,7 @@ def _node(word: str) -> str:
     return word.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0]
 
 
-def _written(
-    typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles
-) -> tuple[Sweep, ConfigFiles, str]:
+def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles) -> Plan:
     there: dict[str, list[SweepJob]] = defaultdict(list)
     before = Sweep.read(path) if is_sweep(path) else None
     for old in before.jobs if before is not None else ():
@@ -182,7 +207,7 @@ def _written(
             directory = path / str(number)
         words = own_words(job.words)
         SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned).write()
-    return sweep, files, _told(sweep, kept, len(jobs)) if before is not None else ""
+    return Plan(sweep, files, _told(sweep, kept, len(jobs)) if before is not None else "")
 
 
 def _told(sweep: Sweep, kept: int, asked: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -29,6 +29,9 @@ from rltool.sweeps.board import Board
 from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob
 from rltool.sweeps.pool import Pool
+
+if TYPE_CHECKING:
+    from rltool.sweeps.tuning import Tuning
 
 _PACKAGE = "hydra_plugins"
 # Seconds between two looks at the processes.
@@ -83,6 +86,28 @@ class GridSweeper(Sweeper):
         return self._launcher.launch([words_of(job) for job in jobs], 0) if jobs else []
 
 
+class TuneSweeper(Sweeper):
+    """A search; what it is to do lies in this module, as Hydra makes sweepers itself and hands nothing of ours over."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Makes the launcher."""
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Runs trials until there are enough."""
+        del arguments
+        assert _tuning is not None
+        if isinstance(self._launcher, LocalLauncher):
+            _tuning.side_by_side(self._launcher.pool)
+        else:
+            _tuning.in_batches(lambda jobs: self._launcher.launch([words_of(job) for job in jobs], 0))
+
+
+_tuning: Tuning | None = None
+
+
 def new_pool(config: DictConfig) -> Pool:
     """The pool that Hydra's whole configuration asks for."""
     inside = bool(OmegaConf.select(config, "hydra.job.chdir"))
@@ -121,8 +146,14 @@ def run_all(pool: Pool, jobs: Sequence[SweepJob]) -> None:
             raise
 
 
-def register() -> None:
-    """Makes the plugins known to Hydra; a second call changes nothing."""
+def register(tuning: Tuning | None = None) -> None:
+    """Makes the plugins known to Hydra.
+
+    Args:
+        tuning: the search that :class:`TuneSweeper` is to carry out.
+    """
+    global _tuning
+    _tuning = tuning
     module = sys.modules.get(f"{_PACKAGE}.rltool")
     if module is None:
         try:
@@ -134,7 +165,7 @@ def register() -> None:
         module = ModuleType(f"{_PACKAGE}.rltool")
         sys.modules[module.__name__] = module
         hydra_plugins.rltool = module
-    for plugin in (LocalLauncher, GridSweeper):
+    for plugin in (LocalLauncher, GridSweeper, TuneSweeper):
         plugin.__module__ = module.__name__
         setattr(module, plugin.__name__, plugin)
         Plugins.instance().register(plugin)

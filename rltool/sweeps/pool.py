@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,6 +59,20 @@ class Pool:
     def busy(self) -> bool:
         """Whether jobs wait or run."""
         return bool(self.waiting or self.running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another job like the last one could begin now."""
+        return not self.waiting and (not self.running or self.room(self.running[-1].job))
+
+    def holds(self, jobs: Collection[SweepJob]) -> bool:
+        """Whether any of the jobs waits or runs."""
+        there = {job.directory for job in (*self.waiting, *(child.job for child in self.running))}
+        return any(job.directory in there for job in jobs)
+
+    def withdraw(self, jobs: Collection[SweepJob]) -> None:
+        """Takes jobs out of those that wait."""
+        self.waiting = deque(job for job in self.waiting if job not in jobs)
 
     def room(self, job: SweepJob) -> bool:
         """Whether a job could begin now."""

@@ -63,6 +63,9 @@ def run(job: SweepJob) -> None:
     """
     if job.status in DONE:
         return
+    if job.stop_file.exists():  # called off before its run began
+        tell(job, "pruned", "")
+        return
     try:
         header = read_header(job.directory)
     except CheckpointError:
