@@ -32,6 +32,12 @@ TINY = (
     "compile=false", "device=cpu",
 )  # fmt: skip
 
+# Some seconds of training, with a checkpoint after the first tenth of one.
+LONGER = (
+    "total_frames=20_000", "env.num_envs=8", "algo.frames_per_batch=512", "algo.minibatch_size=256", "eval=none",
+    "save.interval=1024", "logging.interval=1024",
+)  # fmt: skip
+
 
 def plan(path: Path, *words: str) -> Sweep:
     """The sweep of a command line, planned in a directory and not run."""
@@ -320,7 +326,7 @@ def test_jobs_equal_the_single_run_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     sweep = tmp_path / "s"
-    words = ("seed=0,1", "total_frames=50_000", "eval=none", "sweep.jobs=1")
+    words = ("seed=0,1", *LONGER, "sweep.jobs=1")
     process = started(sweep, *words)
     wait_for(lambda: (sweep / "0" / "checkpoints" / "last.ckpt").exists())
     process.send_signal(how)
@@ -330,7 +336,7 @@ def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, 
     jobs = Sweep.read(sweep).jobs
     assert [job.status for job in jobs] == ["interrupted", "waiting"]
     frames = jobs[0].record.frames
-    assert 0 < frames < 50_000
+    assert 0 < frames < 20_000
     code, out = swept(sweep, *words)
     assert code == 0, out
     jobs = Sweep.read(sweep).jobs
@@ -345,7 +351,7 @@ def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, 
 @pytest.mark.long
 def test_a_killed_job_is_told_and_goes_on_when_the_sweep_is_started_again(tmp_path: Path) -> None:
     sweep = tmp_path / "s"
-    words = ("seed=0,1", "total_frames=20_000", "eval=none", "sweep.jobs=1")
+    words = ("seed=0,1", *LONGER, "sweep.jobs=1")
     process = started(sweep, *words)
     wait_for(lambda: (sweep / "0" / "checkpoints" / "last.ckpt").exists())
     for worker in workers(sweep):
