@@ -13,7 +13,8 @@ def settle(default: str | None = None) -> None:
     command, training too.
 
     Args:
-        default: its value where the user has set none; forgotten without a word where it does not work.
+        default: its value where the user has set none, or one that does not work; forgotten without a word where it does
+            not work either.
     """
     name, platform = "MUJOCO_GL", "PYOPENGL_PLATFORM"
     asked, before = os.environ.get(name), os.environ.get(platform)
@@ -30,8 +31,12 @@ def settle(default: str | None = None) -> None:
         os.environ.pop(platform, None)  # MuJoCo has set it by then, and it would bar other ways
         if before is not None:
             os.environ[platform] = before
+        # So would what PyOpenGL has imported for that platform.
+        for module in [module for module in sys.modules if module.partition(".")[0] == "OpenGL"]:
+            del sys.modules[module]
         if asked:
             print(f"warning: MUJOCO_GL={asked} does not work here ({error}) and is left out", file=sys.stderr)
+            settle(default)
 
 
 def settle_without_screen() -> None:

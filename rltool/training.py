@@ -222,8 +222,8 @@ def train(
         if planned_updates(config) == 0 and _learns_by_steps(config) and config.init is None:
             first = [name for name in ("warmup_frames", "learning_starts") if hasattr(config.algo, name)]
             console.warn(
-                f"total_frames={config.total_frames} is too few to learn from: no gradient step will be made after "
-                f"{' and '.join(f'algo.{name}={getattr(config.algo, name):,}' for name in first)}"
+                f"total_frames={config.total_frames} is too few to learn from: no gradient step is made before "
+                f"{' and '.join(f'algo.{name}={getattr(config.algo, name):,}' for name in first)} and one batch are over"
             )
         if config.total_frames > frames and config.optim.lr_at(frames, budget) == 0:
             console.warn(
@@ -546,13 +546,20 @@ def planned_updates(config: RunConfig) -> int:
 
 
 def _budget_in_words(config: RunConfig, algorithm: Algorithm, frames: int) -> str:
-    """The budget, and where the run really ends: batches are whole, and so is the warm-up."""
+    """The budget, and where the run really ends: batches are whole, and so are the pieces of the warm-up."""
     budget, num_envs = config.total_frames, config.env.num_envs
     if budget < 0:
         return "until stopped"
+    left = budget - frames
+    if left <= 0:
+        return f"{budget:,} frames, all of them collected before"
     warmup = config.algo.warmup_end(config.env) - algorithm.counters.warmup if algorithm.warming_up else 0
     batch = config.algo.batch_frames(num_envs)
-    batches = max(-(-(budget - frames - warmup) // batch), 0)
+    if left <= warmup:
+        piece = batch if config.env.whole_batches else -(-algorithm.frames_per_batch // num_envs) * num_envs
+        end = frames + min(-(-left // piece) * piece, warmup)
+        return f"{budget:,} frames, all of them random" if end == budget else f"{budget:,} frames ({end:,} random ones)"
+    batches = -(-(left - warmup) // batch)
     end = frames + warmup + batches * batch
     if end == budget:
         return f"{budget:,} frames"
