@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from rltool.configfiles import read_yaml
 from rltool.errors import CheckpointError, ConfigError, Problem, RltoolError
-from rltool.runs import is_locked, read_summary, shown
+from rltool.runs import is_locked, program, read_summary, shown
 
 if TYPE_CHECKING:
     from rltool.checkpoint import Header
@@ -167,6 +168,27 @@ class Record:
         if isinstance(written, int) and (self.ended or self._newest is None):
             return written
         return int(self._newest["frames"]) if self._newest is not None else 0
+
+    def subject(self, *, with_network: bool = False) -> str:
+        """What it trains, for a reader: ``ppo on CartPole-v1, seed 0``, as far as anything says so."""
+        what = " on ".join(name for name in (self.algo, self.env) if name != "?") or "unknown algorithm and environment"
+        network = self._node("network").get("kind") if with_network else None
+        parts = [what, *([f"network {network}"] if network is not None else [])]
+        return ", ".join([*parts, *([f"seed {self.seed}"] if self.seed is not None else [])])
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do about a run whose configuration cannot be read; None where it can."""
+        if self.config:
+            return None
+        tool, place = program("rltool"), shlex.quote(shown(self.path))
+        if self.status == "unreadable":
+            return f"let yourself look into it: chmod u+rx {place}, or ask its owner"
+        if self.header is not None:
+            return f"its checkpoints hold the configuration: {tool} checkpoint {place} prints it, train resume={place} goes on"
+        if self.overrides:
+            return f"start it anew: {tool} train {shlex.join(self.overrides)}"
+        return "copy it once more from where it was made, or delete it: nothing here says what it was"
 
     @property
     def total_frames(self) -> int | None:
@@ -350,7 +372,8 @@ class Record:
         if not os.path.lexists(path):
             return {}, ""
         try:
-            return cast("dict[str, object]", _unescaped(read_yaml(path))), ""
+            tree = cast("dict[str, object]", _unescaped(read_yaml(path)))
+            return tree, "" if tree else "config.yaml is empty"
         except ConfigError as error:
             return {}, str(error)
         except (ValueError, RecursionError) as error:  # a date that is none, a mapping that holds itself

@@ -292,6 +292,28 @@ def test_show_of_what_is_left_of_a_run(command: Rltool, home: Path, run: str) ->
     assert "next" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [(("algo=ppo", "env=cartpole"), "start it anew: "), ((), "copy it once more from where it was made")],
+)
+def test_a_run_that_cannot_be_read_says_what_to_do(
+    command: Rltool,  # noqa: F811
+    home: Path,
+    overrides: tuple[str, ...],
+    said: str,
+) -> None:
+    recorded(home / "runs/half", config={}, summary=None, overrides=overrides)
+    for name_of_command in ("show", "doctor"):
+        answer = command(name_of_command, "half" if name_of_command == "show" else "runs/half")
+        assert "config.yaml is empty" in answer.out
+        assert "unknown algorithm and environment" in answer.out
+        assert said in answer.out
+        assert "?" not in answer.out
+        assert "None" not in answer.out
+    (home / "runs/half/config.yaml").write_text("algo: {kind: ppo}")
+    assert said not in command("show", "half").out
+
+
 def test_show_as_json(command: Rltool, ppo_run: Path) -> None:  # noqa: F811
     found = json.loads(command("show", str(ppo_run), "--json").out)
     assert (found["path"], found["frames"], found["network"]) == (str(ppo_run), 352, "auto")

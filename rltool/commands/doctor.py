@@ -66,10 +66,12 @@ def _written(record: Record) -> float:
 
 
 def _lines(record: Record, checkup: Checkup) -> Iterator[str]:
-    yield f"{shown(record.path)}: {record.algo} on {record.env}, seed {record.seed}, {record.status} at {record.frames:,} frames"
+    yield f"{shown(record.path)}: {record.subject()}, {record.status} at {record.frames:,} frames"
     points = len(record.points)
     for problem in record.problems:
         yield from _wrapped(f"  warning: {problem}")
+    if (remedy := record.remedy) is not None:
+        yield from _wrapped(f"  to do: {remedy}")
     error = record.summary.get("error")
     if record.status in ("failed", "killed"):
         yield from _wrapped(

@@ -71,7 +71,8 @@ def main(options: Options) -> int:
     if log := _log(record):
         blocks.append("\n".join(["last lines of log.txt", *(f"  {line}" for line in log)]))
     blocks.append(_table([("files", _files_in_words(record))]))
-    blocks.append("\n".join(["next", *(f"  {command}" for command in next_commands(record))]))
+    if commands := next_commands(record):
+        blocks.append("\n".join(["next", *(f"  {command}" for command in commands)]))
     print("\n\n".join(blocks))
     return 0
 
@@ -80,7 +81,9 @@ def what_it_was(record: Record) -> list[tuple[str, str]]:
     """Label and text of each line about how it was started."""
     rows = [("run", shown(record.path))]
     rows += [("cannot read", problem) for problem in record.problems]
-    rows.append(("trains", f"{record.algo} on {record.env}, network {_kind(record, 'network')}, seed {record.seed}"))
+    if (remedy := record.remedy) is not None:
+        rows.append(("to do", remedy))
+    rows.append(("trains", record.subject(with_network=True)))
     if record.overrides:
         rows.append(("typed", " ".join(record.overrides)))
     if record.rerun_of is not None:
