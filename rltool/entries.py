@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rltool.grouping import differing, settings
 from rltool.intervals import interquartile_mean, nested_interval
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Entry:
         frames: frames that its policy was trained for.
         kind: ``best``, ``last`` or the frames of a numbered checkpoint; empty for a file outside of a run.
         env: its env node, as it was evaluated.
+        settings: what shaped its training, see :func:`rltool.grouping.settings`.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Entry:
     frames: int
     kind: str
     env: Mapping[str, object]
+    settings: Mapping[str, object]
 
     @classmethod
     def of(cls, path: Path, header: Header, report: Mapping[str, Any], env: Mapping[str, object]) -> Entry:
@@ -54,6 +57,7 @@ class Entry:
             header.frames,
             header.path.stem if header.run_directory is not None else "",
             {key: value for key, value in env.items() if key not in _HOW},
+            settings(header.config),
         )
 
     @property
@@ -75,10 +79,39 @@ def by_task(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(groups.values())
 
 
+def copies(entries: Sequence[Entry]) -> dict[Path, Path]:
+    """Checkpoints that hold the same policy as one before them in a task and mode, and that one.
+
+    Names and bytes do not say it (a copy of a run, best.ckpt beside last.ckpt of the same frames, a run made once more with
+    its seed): settings, seed and frames do, where every episode brought the same as well.
+    """
+    first: dict[str, Path] = {}
+    found = {}
+    for entry in entries:
+        known = json.dumps(
+            [entry.training_seed, entry.frames, entry.settings, entry.report["returns"]], sort_keys=True, default=str
+        )
+        if known in first:
+            found[entry.path] = first[known]
+        first.setdefault(known, entry.path)
+    return found
+
+
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries of one task and mode without the copies: a policy that counts twice makes the interval over checkpoints too
+    narrow and pulls the mean towards itself."""
+    repeated = copies(entries)
+    return [entry for entry in entries if entry.path not in repeated]
+
+
 def overall(entries: Sequence[Entry]) -> dict[str, Any]:
     """What the entries of one task and one mode say together.
 
+    Args:
+        entries: :func:`distinct` ones.
+
     Returns:
+        ``differing``: keys of the configuration, apart from the seed, in which their runs differ.
         ``mean``: mean over checkpoints of their means. ``ci_low``, ``ci_high``: its 95 % interval, over checkpoints and
         episodes (:func:`rltool.intervals.nested_interval`). ``iqm``, ``median``, ``min``, ``max``, ``success_rate``: of
         all their episodes together.
@@ -96,6 +129,7 @@ def overall(entries: Sequence[Entry]) -> dict[str, Any]:
         "deterministic": first.report["deterministic"],
         "checkpoints": len(entries),
         "training_seeds": [entry.training_seed for entry in entries],
+        "differing": differing([entry.settings for entry in entries]),
         "mean": float(np.mean([np.mean(group) for group in groups])),
         "ci_low": low,
         "ci_high": high,

@@ -24,6 +24,8 @@ SEPARATOR = "--"
 _ASIDE = ("seed", "resume", "quiet", "debug", "logging.", "save.")
 # More keys than that are no label.
 _KEYS_IN_A_LABEL = 3
+# More keys than that are counted in a note.
+_KEYS_IN_A_NOTE = 4
 # The value of a key in which the runs of one group differ.
 _MIXED = object()
 _NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<rest>.+)", re.DOTALL)
@@ -148,26 +150,32 @@ def select(parts: Sequence[Part], keys: Sequence[str] | None) -> list[Group]:
 
 def mixed(group: Group, env: str) -> list[str]:
     """The keys, apart from the seed, in which the runs of a group and an environment differ."""
-    return _differing([settings(run) for run in group.of(env)])
+    return differing([settings(run.config) for run in group.of(env)])
 
 
 def repeated(group: Group, env: str) -> list[int]:
     """Seeds of which a group has several runs with the same configuration on an environment: they repeat each other."""
-    keys = [(run.seed, json.dumps(settings(run), sort_keys=True, default=str)) for run in group.of(env)]
+    keys = [(run.seed, json.dumps(settings(run.config), sort_keys=True, default=str)) for run in group.of(env)]
     return sorted({seed for seed, of in keys if seed is not None and keys.count((seed, of)) > 1})
 
 
-def settings(run: Record) -> dict[str, object]:
-    """The configuration by dotted keys, without the seed and what changes nothing about what is learned.
+def settings(config: Mapping[str, object]) -> dict[str, object]:
+    """A run's configuration by dotted keys, without the seed and what changes nothing about what is learned.
 
     Nulls and empty lists are left out: a run of an older rltool lacks the keys that came later.
     """
     return {
         key: value
-        for key, value in flat(run.config).items()
+        for key, value in flat(config).items()
         if value not in (None, [], {})
         and not any(key.startswith(aside) if aside.endswith(".") else key == aside for aside in _ASIDE)
     }
+
+
+def few(keys: Sequence[str]) -> str:
+    """Keys in a line, the first of them where they are many."""
+    more = len(keys) - _KEYS_IN_A_NOTE
+    return ", ".join(keys[:_KEYS_IN_A_NOTE]) + (f" and {more} more key{'s' * (more > 1)}" if more > 0 else "")
 
 
 def _value(schema: type[Schema], key: str, text: str) -> object:
@@ -228,7 +236,7 @@ def _grouped(runs: Sequence[Record], keys: Sequence[str] | None) -> list[Group]:
     """Groups by configuration; groups of different environments with the same label are one."""
     by_env: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
-        values = settings(run) if keys is None else _chosen(run, keys)
+        values = settings(run.config) if keys is None else _chosen(run, keys)
         by_env.setdefault(run.env, {}).setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
     told = [_labels(list(found.values()), keys) for found in by_env.values()]
     texts = iter(_texts([label for labels in told for label in labels]))
@@ -260,10 +268,10 @@ def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> l
     """What tells each group from the others; the same for those that nothing tells apart."""
     if keys is not None:
         chosen = [_chosen(runs[0], keys) for runs in groups]
-        told = [_told(of, _differing(chosen) or list(of)[:_KEYS_IN_A_LABEL]) for of in chosen]
+        told = [_told(of, differing(chosen) or list(of)[:_KEYS_IN_A_LABEL]) for of in chosen]
         return [_Label("" if of else "all runs", of) for of in told]
     algos = [" and ".join(dict.fromkeys(run.algo for run in runs)) for runs in groups]
-    configs = [_shared([settings(run) for run in runs]) for runs in groups]
+    configs = [_shared([settings(run.config) for run in runs]) for runs in groups]
     told = []
     for config, algo in zip(configs, algos, strict=True):
         rivals = [other for other, kind in zip(configs, algos, strict=True) if kind == algo]
@@ -274,7 +282,7 @@ def _labels(groups: Sequence[Sequence[Record]], keys: Sequence[str] | None) -> l
 
 def _shared(configs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """What all configurations say; a key in which they differ is :data:`_MIXED`."""
-    return {**configs[0], **dict.fromkeys(_differing(configs), _MIXED)}
+    return {**configs[0], **dict.fromkeys(differing(configs), _MIXED)}
 
 
 def _told(values: Mapping[str, object], keys: Iterable[str]) -> dict[str, object]:
@@ -304,7 +312,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
 
 def _telling(configs: Sequence[Mapping[str, object]]) -> list[str]:
     """The keys in which configurations differ; where they are many, a few that already tell all of them apart."""
-    keys = _differing(configs)
+    keys = differing(configs)
     # A key in which the runs of a group differ does not name it.
     shared = [key for key in keys if all(config.get(key) is not _MIXED for config in configs)]
     if _distinct(configs, shared) == _distinct(configs, keys):
@@ -324,7 +332,8 @@ def _distinct(configs: Sequence[Mapping[str, object]], keys: Sequence[str]) -> i
     return len({json.dumps([config.get(key) for key in keys], default=str) for config in configs})
 
 
-def _differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
+def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys whose values are not the same in all of them."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
 

@@ -763,20 +763,26 @@ def test_eval_of_several_is_a_table_with_a_row_over_all(
         (run / "config.yaml").touch()
         shutil.copy(dqn_run / "checkpoints/last.ckpt", run / "checkpoints/best.ckpt")
     (runs[1] / "checkpoints/best.ckpt").write_bytes(b"nothing")
+    shutil.copy(dqn_run / "checkpoints/300.ckpt", runs[2] / "checkpoints/best.ckpt")
+    shutil.copytree(runs[0], tmp_path / "runs/d")
     answer = command("eval", "runs", "episodes=4", "out=report.json")
     assert answer.code == 1
     lines = answer.out.splitlines()
     assert lines[0] == "dqn on CartPole-v1, deterministic; success: a return of 475 or more"
     assert all(len(line) <= 80 for line in lines[:-1])
-    assert [line.split()[:2] for line in lines[2:6]] == [["run", "seed"], ["a", "0"], ["c", "0"], ["all", "2"]]
+    assert [line.split()[:2] for line in lines[2:6]] == [["run", "seed"], ["a", "0"], ["c", "0"], ["d", "0"]]
+    assert lines[6].split()[:2] == ["all", "2"]
+    assert "note: d holds the same policy as a, which counts once" in lines
+    assert "note: several have seed 0; equal seeds are no independent runs" in lines
     assert "Each row: the same 4 episodes, those of seed 0" in answer.out
     assert "rltool eval, runs/b/checkpoints/best.ckpt: " in answer.err
-    assert "1 of 3 checkpoints could not be evaluated" in answer.err
+    assert "1 of 4 checkpoints could not be evaluated" in answer.err
     report = json.loads((tmp_path / "report.json").read_text())
-    first, second = report["reports"]
-    assert first == {**second, "checkpoint": str(runs[0] / "checkpoints/best.ckpt")}
+    first, second, third = report["reports"]
+    assert first == {**third, "checkpoint": str(runs[0] / "checkpoints/best.ckpt")}
     (overall,) = report["overall"]
-    assert (overall["mean"], overall["episodes"], overall["checkpoints"]) == (first["mean"], 8, 2)
+    assert overall["mean"] == pytest.approx((first["mean"] + second["mean"]) / 2)
+    assert (overall["episodes"], overall["checkpoints"], overall["differing"]) == (8, 2, [])
     assert [failure["checkpoint"] for failure in report["failed"]] == ["runs/b/checkpoints/best.ckpt"]
 
 

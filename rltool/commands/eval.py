@@ -19,6 +19,7 @@ from rltool.composition import quoted, read_overrides
 from rltool.config import import_plugins, load_node
 from rltool.configfiles import flat
 from rltool.errors import ConfigError, Problem, RltoolError
+from rltool.figures import counted
 from rltool.importing import import_user_module
 from rltool.launch import check_command
 from rltool.places import checkpoints_at, labels
@@ -226,11 +227,12 @@ def _progress(number: int, count: int, name: str) -> Iterator[None]:
 
 def _together(entries: Sequence[Entry], failed: Mapping[Path, Exception]) -> dict[str, object]:
     """The report of several for programs."""
-    from rltool.entries import by_task, overall
+    from rltool.entries import by_task, distinct, overall
 
+    groups = [distinct(group) for group in by_task(entries)]
     return {
         "reports": [entry.to_json() for entry in entries],
-        "overall": [overall(group) for group in by_task(entries) if len(group) > 1],
+        "overall": [overall(group) for group in groups if len(group) > 1],
         "failed": [{"checkpoint": str(path), "error": str(error)} for path, error in failed.items()],
     }
 
@@ -240,8 +242,9 @@ def _number(value: object, digits: int = 2) -> str:
     return f"{value:,.{digits}f}" if known else "–"
 
 
-def _line(report: Mapping[str, object]) -> str:
-    return f"{_number(report['mean'])} ± {_number(report['std'])} over {report['episodes']} episodes"
+def _line(report: Mapping[str, Any]) -> str:
+    cut = f", {report['cut']} cut at {report['max_steps']:,} steps" if report["cut"] else ""
+    return f"{_number(report['mean'])} ± {_number(report['std'])} over {counted(report['episodes'], 'episode')}{cut}"
 
 
 def _lines(entries: Sequence[Entry]) -> list[str]:
@@ -317,7 +320,7 @@ def _videos(report: Mapping[str, Any]) -> str:
 
 def _tables(entries: Sequence[Entry], device: str) -> str:
     """Several reports for a reader: of each task a table with a row for each checkpoint, and one over all of them."""
-    from rltool.entries import by_task
+    from rltool.entries import by_task, distinct
 
     paths = list(dict.fromkeys(entry.path for entry in entries))
     if len(paths) == 1:
@@ -329,7 +332,7 @@ def _tables(entries: Sequence[Entry], device: str) -> str:
     blocks = [_task(groups, names) for groups in tasks.values()]
     first = entries[0].report
     said = f"Each row: the same {first['episodes']} episodes, those of seed {first['seed']}, never seen in training."
-    if any(len(group) > 1 for groups in tasks.values() for group in groups):
+    if any(len(distinct(group)) > 1 for groups in tasks.values() for group in groups):
         said += " all: the mean over checkpoints, its interval over checkpoints and episodes."
     videos = [f"videos: {_videos(entry.report)}" for entry in entries if entry.report["videos"]]
     return "\n\n".join([*blocks, "\n".join([*_wrapped(said), *videos])])
@@ -342,7 +345,7 @@ def _task(groups: Sequence[Sequence[Entry]], names: Mapping[Path, str]) -> str:
         groups: its entries in each mode.
         names: what each checkpoint is called.
     """
-    from rltool.entries import overall
+    from rltool.entries import distinct, overall
 
     first = groups[0][0]
     modes = [group[0].report["deterministic"] for group in groups]
@@ -353,9 +356,10 @@ def _task(groups: Sequence[Sequence[Entry]], names: Mapping[Path, str]) -> str:
     seeds = {entry.path: entry.training_seed for group in groups for entry in group}
     rows = [[names[path], "–" if seeds[path] is None else str(seeds[path])] for path in paths]
     columns = [_values(group, paths) for group in groups]
-    if len(paths) > 1:
-        rows.append([f"all {len(paths)}", ""])
-        for column, group in zip(columns, groups, strict=True):
+    counted_once = [distinct(group) for group in groups]
+    if min(map(len, counted_once)) > 1:
+        rows.append([f"all {max(map(len, counted_once))}", ""])
+        for column, group in zip(columns, counted_once, strict=True):
             for name, cell in _cells(overall(group)).items():
                 column[name].append(cell)
     # What is compared stands side by side: a measure in one mode, then in the other.
@@ -372,7 +376,28 @@ def _task(groups: Sequence[Sequence[Entry]], names: Mapping[Path, str]) -> str:
         for entry in group
         if entry.report["cut"]
     ]
-    return "\n".join([title, "", *_split(("run", "seed"), rows, mixed), *cut])
+    notes = dict.fromkeys(note for group in groups for note in _notes(group, names))
+    wrapped = [line for note in notes for line in _wrapped(f"note: {note}")]
+    return "\n".join([title, "", *_split(("run", "seed"), rows, mixed), *cut, *wrapped])
+
+
+def _notes(group: Sequence[Entry], names: Mapping[Path, str]) -> Iterator[str]:
+    """What is odd about the row over all of one mode.
+
+    A row over runs of several settings is kept, since who asks for it may mean it (some keys change nothing that matters); that
+    it is not over seeds alone has to be said, as ``rltool plot`` says it.
+    """
+    from rltool.entries import copies, distinct
+    from rltool.grouping import differing, few
+
+    for copy, original in copies(group).items():
+        yield f"{names[copy]} holds the same policy as {names[original]}, which counts once"
+    entries = distinct(group)
+    if keys := differing([entry.settings for entry in entries]):
+        yield f"all is over runs that differ in {few(keys)}, and not over seeds alone"
+    known = [(entry.training_seed, json.dumps(entry.settings, sort_keys=True, default=str)) for entry in entries]
+    if twice := sorted({seed for seed, of in known if seed is not None and known.count((seed, of)) > 1}):
+        yield f"several have seed {', '.join(map(str, twice))}; equal seeds are no independent runs"
 
 
 def _values(group: Sequence[Entry], paths: Sequence[Path]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rltool.charts import PICTURES, draw_curves
 from rltool.errors import ConfigError, Problem, RltoolError
-from rltool.grouping import Group, mixed, read_words, repeated, select
+from rltool.grouping import Group, few, mixed, read_words, repeated, select
 from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
@@ -68,12 +68,8 @@ def pooled(groups: Sequence[Group]) -> list[str]:
     notes = []
     for group in groups:
         for env in group.envs:
-            keys = mixed(group, env)
-            if keys:
-                more = f" and {len(keys) - 4} more keys" if len(keys) > 4 else ""
-                notes.append(
-                    f"{group.label}: runs on {env} are taken together that differ in {', '.join(keys[:4])}{more}"
-                )
+            if keys := mixed(group, env):
+                notes.append(f"{group.label}: runs on {env} are taken together that differ in {few(keys)}")
             if twice := repeated(group, env):
                 which = ", ".join(map(str, twice))
                 notes.append(
