@@ -450,6 +450,17 @@ def test_a_library_that_is_missing_ends_nothing() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_what_does_not_work_gives_way_to_what_may() -> None:
+    script = (
+        "import os, sys, types\nfrom rltool.opengl import settle\n"
+        "sys.modules['OpenGL.platform'] = types.ModuleType('of another platform')\n"
+        "settle('disabled')\nprint(os.environ['MUJOCO_GL'], 'OpenGL.platform' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": "nonsense"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert done.stdout == "disabled False\n", done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="EGL and OSMesa are Linux's")
 def test_without_opengl_the_numbers_are_there_and_the_reason(filmed: Filmed, monkeypatch: pytest.MonkeyPatch) -> None:
     import mujoco  # noqa: F401 - imported before, it does not mind
