@@ -134,6 +134,13 @@ METRICS: tuple[Metric, ...] = (
         "as eval/return_mean",
     ),
     Metric(
+        "eval/episodes_cut",
+        "evaluation episodes that had not ended after eval.max_steps steps: their returns are those of the steps until then",
+        "episodes",
+        "0",
+        "above 0: the means understate what such episodes would have brought; raise eval.max_steps, or set env.max_episode_steps",
+    ),
+    Metric(
         "policy/entropy",
         "entropy of the action distribution, mean over the states of the batch",
         "nats",

@@ -14,6 +14,7 @@ from rltool import checkpoint
 from rltool.checkpoint import BEST, LAST, Saver, State, random_state
 from rltool.errors import EnvironmentFault, NonFiniteError, Overtime, RltoolError, WriteError
 from rltool.evaluation import EvalReport, Evaluator, Limit, Stopped
+from rltool.figures import counted
 from rltool.memory import resident_memory
 from rltool.metrics import Meter, Metrics, due
 from rltool.runs import RunDirectory, program, shown, versions
@@ -85,6 +86,7 @@ class Best:
 
     mean: float
     frames: int
+    cut: int | None = None  # episodes cut at eval.max_steps; checkpoints do not keep it
 
 
 class Recorder:
@@ -228,7 +230,7 @@ class Recorder:
             return
         better = self.best is None or report.mean >= self.best.mean
         if better:
-            self.best = Best(report.mean, frames)
+            self.best = Best(report.mean, frames, report.cut)
         threshold = config.stop.return_threshold
         self.in_a_row = self.in_a_row + 1 if threshold is not None and report.mean >= threshold else 0
         scalars = {
@@ -237,6 +239,7 @@ class Recorder:
             "eval/return_min": report.min,
             "eval/return_max": report.max,
             "eval/length_mean": sum(report.lengths) / len(report.lengths),
+            "eval/episodes_cut": report.cut,
         }
         if report.success_rate is not None:
             scalars["eval/success_rate"] = report.success_rate
@@ -411,7 +414,7 @@ class Recorder:
             **self._identity,  # type: ignore[arg-type]
             frames=frames,
             episodes=self.meter.finished,
-            best=None if self.best is None else asdict(self.best),
+            best=None if self.best is None else {"mean": self.best.mean, "frames": self.best.frames},
             evaluation=self.report.mean if self.report is not None and current else None,
             solved=self.in_a_row,
             random=random_state(),
@@ -440,7 +443,12 @@ class Recorder:
             "best_evaluation": None if self.best is None else asdict(self.best),
             "last_evaluation": None
             if report is None
-            else {"mean": report.mean, "frames": self._report_frames, "episodes": report.episodes},
+            else {
+                "mean": report.mean,
+                "frames": self._report_frames,
+                "episodes": report.episodes,
+                "cut": report.cut,
+            },
             "final_evaluation": self._final_in_numbers(),
             "faults": self.faults,
             "health": [finding.rule for finding in self._checkup.open.values()],
@@ -498,9 +506,8 @@ class Recorder:
             rows.append(("time", shares))
         if self.report is not None:
             report = self.report
-            spread = (
-                f"{report.ci_low:,.2f} to {report.ci_high:,.2f}, {report.episodes} episode{'s' * (report.episodes > 1)}"
-            )
+            spread = f"{report.ci_low:,.2f} to {report.ci_high:,.2f}, {counted(report.episodes, 'episode')}"
+            spread += self._cut(report.cut)
             rows.append(("last policy", f"{report.mean:,.2f} mean return ({spread}){self._judged('last')}"))
             if report.threshold is not None:
                 reached = "reached" if report.mean >= report.threshold else "not reached"
@@ -508,7 +515,7 @@ class Recorder:
         elif "last" in self.final:
             rows.append(("last policy", self._judged("last").strip()))
         if self.best is not None:
-            text = f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames"
+            text = f"{self.best.mean:,.2f} mean return at {self.best.frames:,} frames{self._cut(self.best.cut)}"
             rows.append(("best policy", text + self._judged("best")))
         rows += [("health", finding.line) for finding in self._checkup.open.values()]
         if self.meter.finished == 0:
@@ -543,7 +550,12 @@ class Recorder:
             return ""
         report, _ = self.final[policy]
         spread = f"{report.ci_low:,.2f} to {report.ci_high:,.2f}"
-        return f"\n{report.mean:,.2f} ({spread}) over {report.episodes} fresh episode{'s' * (report.episodes > 1)}"
+        over = f"{counted(report.episodes, 'fresh episode')}{self._cut(report.cut)}"
+        return f"\n{report.mean:,.2f} ({spread}) over {over}"
+
+    def _cut(self, count: int | None) -> str:
+        """How many of an evaluation's episodes were cut, to be set behind it."""
+        return f", {count:,} cut at {self.config.eval.max_steps:,} steps" if count else ""
 
     def next_commands(self) -> list[str]:
         """What to type next."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from rltool.configfiles import read_yaml
 from rltool.errors import CheckpointError, ConfigError, Problem, RltoolError
@@ -231,6 +231,17 @@ class Record:
         curve = self.curve("eval/return_mean")  # a session that was resumed for a few frames made none
         return curve[-1] if curve else None
 
+    def cut(self, policy: Literal["best", "last"]) -> int | None:
+        """How many episodes of the best or last evaluation were cut at ``eval.max_steps``; None where nothing says so."""
+        found = self.best if policy == "best" else self.last
+        told = self.summary.get(f"{policy}_evaluation") if self.ended else None
+        if found is None or (isinstance(told, Mapping) and "cut" not in told):  # an older rltool counted none
+            return None
+        if isinstance(told, Mapping) and told.get("frames") == found[0] and isinstance(told["cut"], int):
+            return told["cut"]
+        count = dict(self.curve("eval/episodes_cut")).get(found[0])
+        return None if count is None else int(count)
+
     def final(self, policy: str = "best") -> Mapping[str, object] | None:
         """What the evaluation on fresh episodes at the end of the run says of a policy, ``best`` or ``last``: ``mean``,
         ``ci_low``, ``ci_high``, ``episodes``, …; None where there was none, or the run has gone on since."""
@@ -342,13 +353,17 @@ class Record:
             "seed": self.seed,
             "frames": self.frames,
             "total_frames": self.total_frames,
-            "best": None if self.best is None else {"frames": self.best[0], "mean": self.best[1]},
-            "last": None if self.last is None else {"frames": self.last[0], "mean": self.last[1]},
+            "best": self._judged("best"),
+            "last": self._judged("last"),
             "seconds": self.seconds,
             "started": None if self.started is None else self.started.isoformat(sep=" ", timespec="seconds"),
             "error": self.error,
             "problems": self.problems,
         }
+
+    def _judged(self, policy: Literal["best", "last"]) -> dict[str, object] | None:
+        found = self.best if policy == "best" else self.last
+        return None if found is None else {"frames": found[0], "mean": found[1], "cut": self.cut(policy)}
 
     @cached_property
     def _names(self) -> frozenset[str] | OSError:
@@ -454,6 +469,8 @@ def read_run(path: Path) -> Record:
         ConfigError: there is none, or several are called so.
     """
     place = located(path)
+    if place.is_dir() and not os.access(place, os.R_OK | os.X_OK):
+        return Record(Path(shown(place)))  # it may be one
     for directory in (place, *place.absolute().parents[:_LEVELS]):
         if is_run(directory):
             return Record(Path(shown(directory)))

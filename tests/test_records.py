@@ -40,7 +40,7 @@ def test_the_points_of_a_finished_run_are_not_read_for_the_list(
 ) -> None:
     record = Record(recorded(tmp_path / "run", points=POINTS))
     monkeypatch.setattr(Record, "_lines", lambda self: pytest.fail("metrics.jsonl was read"))
-    assert record.to_json()["best"] == {"frames": 800, "mean": 480.5}
+    assert record.to_json()["best"] == {"frames": 800, "mean": 480.5, "cut": None}
 
 
 def test_a_killed_run_is_what_its_points_say(tmp_path: Path) -> None:
@@ -275,6 +275,20 @@ def test_the_summary_of_a_real_run_is_read(ppo_run: Path) -> None:
     assert record.last == curve[-1]
     assert record.header is not None
     assert record.versions == record.header.state.versions
+
+
+def test_episodes_that_were_cut_are_counted(ppo_run: Path, tmp_path: Path) -> None:
+    whole = Record(ppo_run)  # no episode of Pendulum ends within its 30 steps
+    assert (whole.cut("best"), whole.cut("last")) == (2, 2)
+    points = [
+        {"frames": 300, "eval/return_mean": 9.0, "eval/episodes_cut": 4},
+        {"frames": 400, "eval/return_mean": 2.0, "eval/episodes_cut": 0},
+    ]
+    killed = Record(recorded(tmp_path / "killed", summary=None, points=points))
+    assert (killed.best, killed.cut("best"), killed.cut("last")) == ((300, 9.0), 4, 0)
+    # The best evaluation was made before a resume, of which the checkpoint keeps no count.
+    summary = {**SUMMARY, "best_evaluation": {"mean": 9.0, "frames": 300, "cut": None}}
+    assert Record(recorded(tmp_path / "resumed", summary=summary, points=points)).cut("best") == 4
 
 
 def test_a_run_that_was_evaluated_before_it_was_resumed_has_a_last_evaluation(tmp_path: Path) -> None:

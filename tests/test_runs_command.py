@@ -201,8 +201,8 @@ def test_runs_as_json_has_the_keys_of_the_documentation(command: Rltool, home: P
         "seed": 3,
         "frames": 1000,
         "total_frames": 1000,
-        "best": {"frames": 800, "mean": 480.5},
-        "last": {"frames": 1000, "mean": 470.0},
+        "best": {"frames": 800, "mean": 480.5, "cut": None},
+        "last": {"frames": 1000, "mean": 470.0, "cut": None},
         "seconds": 12.5,
         "started": "2026-11-01 10:00:00",
         "error": None,
@@ -211,6 +211,25 @@ def test_runs_as_json_has_the_keys_of_the_documentation(command: Rltool, home: P
     }
     text = (Path(__file__).parents[1] / "docs/runs.md").read_text(encoding="utf-8")
     assert all(f"`{key}`" in text for key in found)
+
+
+def test_evaluations_that_were_cut_are_marked_and_said(command: Rltool, home: Path) -> None:  # noqa: F811
+    recorded(
+        home / "runs/endless",
+        config=changed(eval={"max_steps": 7000}),
+        summary={**SUMMARY, "best_evaluation": {"mean": 480.5, "frames": 800, "cut": 0},
+                 "last_evaluation": {"mean": 70.25, "frames": 1000, "episodes": 10, "cut": 3}},
+    )  # fmt: skip
+    answer = command("runs", "algo=ppo", "seed=3")
+    by_run = {line.split()[0]: line.split() for line in answer.out.splitlines() if line}
+    assert "70.2*" in by_run["endless"]
+    assert "470" in by_run["aaaaaa"]
+    assert "(* of episodes cut at eval.max_steps" in answer.out
+    assert all(len(line) <= 80 for line in answer.out.splitlines())
+    assert "*" not in command("runs", "run=aaaaaa").out
+    said = command("show", "endless").out
+    assert "70.25 mean return at 1,000 frames, 3 episodes cut at 7,000 steps" in said
+    assert "480.50 mean return at 800 frames\n" in said
 
 
 def test_those_without_a_value_come_last_either_way(tmp_path: Path) -> None:

@@ -180,7 +180,9 @@ def test_where_no_episode_finishes_there_is_no_return(tmp_path: Path) -> None:
 def test_an_evaluation_that_was_cut_is_said(tmp_path: Path) -> None:
     run(tmp_path, "dqn", *PROBE, "env.kwargs={n: null}", "total_frames=40", "eval=default", "eval.max_steps=7")
     assert curve(tmp_path, "eval/length_mean") == {40: 7.0}
+    assert curve(tmp_path, "eval/episodes_cut") == {40: 2.0}
     assert "2 of these 2 episodes were cut at 7 steps" in log(tmp_path)
+    assert re.search(r"last policy .*, 2 episodes, 2 cut at 7 steps\)", log(tmp_path))
 
 
 def test_a_budget_without_gradient_steps_is_said_before_and_after(
@@ -192,6 +194,23 @@ def test_a_budget_without_gradient_steps_is_said_before_and_after(
     text = printed.out + printed.err
     begin, end = text.index("total_frames=40 is too few to learn from"), text.index("0 gradient updates were made")
     assert begin < end
+
+
+@pytest.mark.parametrize(
+    ("total", "warmup", "said", "end"),
+    [
+        # Pieces of 250 steps of both environments, and the rest.
+        (300, 10_000, r"sac, 300 frames \(500 random ones\)", 500),
+        (501, 601, r"sac, 501 frames \(602 random ones\)", 602),
+        (500, 500, r"sac, 500 frames, all of them random", 500),
+    ],
+)
+def test_a_budget_below_the_warm_up_is_counted_as_it_runs(
+    tmp_path: Path, total: int, warmup: int, said: str, end: int
+) -> None:
+    words = (f"total_frames={total}", f"algo.warmup_frames={warmup}", "env.num_envs=2", "buffer.size=20000")
+    assert run(tmp_path, "sac", *words)["frames"] == end
+    assert re.search(said, log(tmp_path))
 
 
 def test_a_budget_below_one_batch_is_one_batch_and_said(tmp_path: Path) -> None:

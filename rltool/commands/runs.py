@@ -29,6 +29,8 @@ _RIGHT = frozenset({"seed", "frames", "of", "best", "last", "time"})
 _SPARED = ("started", "time", "of", "last", "algo", "frames", "seed")
 # Letters of a long id of an environment that are shown where there is no room for more.
 _ENV = 20
+# Marks an evaluation some of whose episodes were cut.
+_CUT = "*"
 # Runs of which something cannot be read that are named.
 _NAMED = 5
 
@@ -129,6 +131,12 @@ def _as_json(record: Record, name: str, request: Request) -> dict[str, object]:
 
 def _table(records: Sequence[Record], called: Sequence[str], request: Request) -> list[str]:
     rows = [_cells(*pair, request) for pair in zip(records, called, strict=True)]
+    if any_cut := any(row[key].endswith(_CUT) for row in rows for key in ("best", "last")):
+        # All as wide, so that digits stand below each other.
+        rows = [
+            {**row, **{key: row[key] if row[key].endswith(_CUT) else f"{row[key]} " for key in ("best", "last")}}
+            for row in rows
+        ]
     columns = [*_COLUMNS, *(key for key in request.columns if key not in _COLUMNS)]
     numeric = _RIGHT | {key for key in request.columns if all(_looks_numeric(row[key]) for row in rows)}
 
@@ -146,7 +154,10 @@ def _table(records: Sequence[Record], called: Sequence[str], request: Request) -
         if key not in request.columns:
             columns.remove(key)
             left_out.append(key)
-    return [*lines(), *([f"(no room for {', '.join(left_out)})"] if left_out else [])]
+    notes = [f"(no room for {', '.join(left_out)})"] if left_out else []
+    if any_cut:
+        notes.append(f"({_CUT} of episodes cut at eval.max_steps: returns are of the steps until then)")
+    return [*lines(), *notes]
 
 
 def _cells(record: Record, name: str, request: Request) -> Mapping[str, str]:
@@ -160,8 +171,8 @@ def _cells(record: Record, name: str, request: Request) -> Mapping[str, str]:
         "frames": f"{record.frames:,}",
         # Rounded down: 100 % means done.
         "of": f"{min(100 * record.frames // total, 100)}%" if total else "-",
-        "best": number(record.best[1] if record.best else None),
-        "last": number(record.last[1] if record.last else None),
+        "best": number(record.best[1] if record.best else None) + _CUT * bool(record.cut("best")),
+        "last": number(record.last[1] if record.last else None) + _CUT * bool(record.cut("last")),
         "time": _text(None if record.seconds is None else duration(record.seconds).removeprefix("0:")),
         "started": _text(None if record.started is None else f"{record.started:%Y-%m-%d %H:%M}"),
         **{key: _text(value_of(record, key)) for key in request.columns if key not in _COLUMNS},

@@ -128,10 +128,19 @@ def how_it_went(record: Record) -> list[tuple[str, str]]:
         bars = sparkline(means, _CURVE, ascii_only=not _draws_bars())
         rows.append(("evaluations", f"{bars}  {counted(len(curve), 'evaluation')}"))
     if record.best is not None:
-        rows.append(("best", f"{record.best[1]:,.2f} mean return at {record.best[0]:,} frames"))
+        rows.append(("best", _evaluation(record.best, record.cut("best"), record)))
     if record.last is not None:
-        rows.append(("last", f"{record.last[1]:,.2f} mean return at {record.last[0]:,} frames"))
+        rows.append(("last", _evaluation(record.last, record.cut("last"), record)))
     return rows
+
+
+def _evaluation(found: tuple[int, float], cut: int | None, record: Record) -> str:
+    text = f"{found[1]:,.2f} mean return at {found[0]:,} frames"
+    if not cut:
+        return text
+    limit = _mapping(record.config.get("eval")).get("max_steps")
+    at = f" at {limit:,} steps" if isinstance(limit, int) else ""
+    return f"{text}, {counted(cut, 'episode')} cut{at} (eval.max_steps)"
 
 
 def last_metrics(record: Record) -> dict[str, float]:
