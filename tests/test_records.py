@@ -254,6 +254,10 @@ def test_a_directory_that_cannot_be_looked_into_is_shown(tmp_path: Path, monkeyp
     assert [(record.path.name, record.status) for record in records] == [("run", "finished"), ("shut", "unreadable")]
     assert records[1].problems == ["cannot be looked into: Permission denied"]
     assert records[1].to_json()["frames"] == 0
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("shut"))
+    asked = read_run(tmp_path / "shut")
+    assert asked.status == "unreadable"
+    assert f"chmod u+rx {asked.path}" in str(asked.remedy)
 
 
 def _refusing(real: object) -> object:
