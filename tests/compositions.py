@@ -8,7 +8,7 @@ from typing import cast
 from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 
-from rltool.composition import compose, read_overrides
+from rltool.composition import TOGETHER, compose, read_overrides
 from rltool.config import Tree, load
 from rltool.configfiles import ConfigFiles
 from rltool.schema import RunConfig
@@ -20,7 +20,7 @@ FILES = ConfigFiles.find_main()
 def _composed(*choices: str) -> DictConfig:
     """What the choices compose to, with its ${…} as they are: a value that is laid over may be what they stand for."""
     config = compose(choices, FILES).hydra  # all of it
-    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", *TOGETHER)])
 
 
 @cache
