@@ -162,6 +162,12 @@ def test_every_problem_of_a_space_is_told_at_once() -> None:
     assert same == ["env", "total_frames", "eval", "stop.return_threshold"]
 
 
+def test_intervals_do_not_stand_between_commas() -> None:
+    assert problems("optim.lr=interval(1,2),3") == {
+        "optim.lr": "expected single values between the commas, found interval(1,2),3"
+    }
+
+
 def test_a_search_needs_something_to_search() -> None:
     assert problems("optim.lr=1e-3") == {"tune.space": "expected values to search, found none"}
 
@@ -543,9 +549,11 @@ def test_another_search_under_the_same_name_is_refused(
     search()
     with pytest.raises(ConfigError) as caught:
         search(*words, base=BASE | base, **changes)
-    assert {one.path: one.text for one in caught.value.problems} == {
+    *differences, rest = caught.value.problems
+    assert {one.path: one.text for one in differences} == {
         key: f"the search was begun with {text}" for key, text in told.items()
     }
+    assert rest.text.startswith("Type it as before, or begin another search")
     search(*words, base=BASE | base, study="another", **changes)  # beside it, in the same database
 
 

@@ -365,8 +365,8 @@ class Search:
         differences = list(_differences(before, self._about(base)))
         more = len(differences) - _MOST_TOLD
         if differences:
-            rest = [Problem("", f"and {more} more")] if more > 0 else []
-            raise ConfigError([*differences[:_MOST_TOLD], *rest])
+            rest = f"{f'and {more} more. ' if more > 0 else ''}{_ANOTHER}"
+            raise ConfigError([*differences[:_MOST_TOLD], Problem("", rest)])
 
     def _about(self, base: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """What must be the same for two trials to be compared."""
@@ -575,7 +575,7 @@ def _differences(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) 
 
 
 def _difference(key: str, before: JsonValue, now: JsonValue) -> Problem:
-    return Problem(key, f"the search was begun with {_said(before)}, found {_said(now)}", _ANOTHER)
+    return Problem(key, f"the search was begun with {_said(before)}, found {_said(now)}")
 
 
 def _said(value: JsonValue) -> str:
