@@ -21,7 +21,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -237,7 +237,8 @@ def compose(words: Sequence[str], files: ConfigFiles | None = None, name: str = 
         ConfigError: Hydra cannot compose or resolve them.
     """
     files = files or ConfigFiles.find_main()
-    before = HydraConfig.instance().cfg
+    before, around = HydraConfig.instance().cfg, GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None  # a search composes its trials within Hydra's own run
     try:
         with searching(files), initialize_config_dir(str(files.main), job_name=name, version_base=VERSION_BASE):
             config = hydra_compose(name, overrides=[*words, *files.search_path_override()], return_hydra_config=True)
@@ -251,6 +252,7 @@ def compose(words: Sequence[str], files: ConfigFiles | None = None, name: str = 
         raise ConfigError(f"Hydra cannot compose these overrides: {_first_line(error)}") from error
     finally:
         HydraConfig.instance().cfg = before
+        GlobalHydra.instance().hydra = around
     choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
     plain = cast("dict[str, object]", tree)
     together = {key: plain.pop(key) for key in TOGETHER if key in plain}
@@ -308,6 +310,9 @@ def _read(word: str, files: ConfigFiles, defaults: Mapping[str, str], primary: M
         return Problem(bare, error.problems[0].text, error.problems[0].hint)
     except HydraException as error:
         return Problem(bare, f"cannot read {value!r}: {_first_line(error)}", f"Quote it: '{key}=\"{value}\"'")
+    if isinstance(sweep := override.value(), ChoiceSweep) and any(isinstance(item, Sweep) for item in sweep.list):
+        text = f"expected single values between the commas, found {value}"
+        return Problem(bare, text, "Give a,b,c alone, or one range(…) or interval(…)")
     if (
         override.is_hydra_override()
         or override.is_delete()
