@@ -224,7 +224,7 @@ def compare(
     for group in present:
         runs = group.of(env)
         known = [
-            Scored(run, score, _reached(run, metric, threshold))
+            Scored(run, score, first_reached(run, metric, threshold))
             for run in runs
             if (score := scores.get(run) if at == "auc" else score_of(run, metric, at)) is not None
         ]
@@ -237,7 +237,7 @@ def compare(
         notes.append(f"{env}: no group but {next(iter(found))} has a score there")
     notes += _of_budgets(env, found)
     chosen = choose_estimate("auto", [len(known) for known in found.values()])
-    rated = {label: _rated(label, known, chosen, resamples) for label, known in found.items()}
+    rated = {label: rate(label, known, chosen, resamples) for label, known in found.items()}
     pairs = _improvements({label: [group.scores] for label, group in rated.items()}, resamples)
     return Scores(env, threshold, rated, pairs)
 
@@ -269,7 +269,13 @@ def aggregate(all_scores: Sequence[Scores], resamples: int, notes: list[str]) ->
     return Aggregate(estimates, _improvements(raw, resamples))
 
 
-def _rated(label: str, runs: Sequence[Scored], chosen: str, resamples: int) -> GroupScores:
+def rate(label: str, runs: Sequence[Scored], chosen: str, resamples: int) -> GroupScores:
+    """What the scores of runs say together; see :class:`GroupScores`.
+
+    Args:
+        label, runs, chosen: see there; one run or more.
+        resamples: of the bootstrap.
+    """
     values = np.array([scored.score for scored in runs], float)
     estimates = {name: estimate([values], statistic, resamples) for name, statistic in STATISTICS.items()}
     return GroupScores(label, tuple(runs), estimates, chosen)
@@ -348,7 +354,8 @@ def _areas(groups: Sequence[Group], env: str, metric: str, notes: list[str]) -> 
     return dict(zip(series, map(float, areas), strict=True))
 
 
-def _reached(run: Record, metric: str, threshold: float | None) -> tuple[int, float | None] | None:
+def first_reached(run: Record, metric: str, threshold: float | None) -> tuple[int, float | None] | None:
+    """Frames and seconds of a run's first value at the threshold; None where there was none, or there is no threshold."""
     if threshold is None:
         return None
     frames = next((frames for frames, value in run.curve(metric) if value >= threshold), None)

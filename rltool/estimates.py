@@ -2,7 +2,7 @@
 
 The estimators are those of Agarwal et al. 2021 (arXiv:2108.13264, the package rliable): a stratum is an environment, its
 seeds are resampled with replacement, and the interval is that between the percentiles. SciPy computes them; rliable 1.2
-needs a pandas older than 3, and the seed that is given to it has no effect. Extra: plots.
+needs a pandas older than 3, and the seed that is given to it has no effect.
 """
 
 from __future__ import annotations

@@ -291,13 +291,11 @@ def _told(values: Mapping[str, object], keys: Iterable[str]) -> dict[str, object
 
 def _texts(labels: Sequence[_Label]) -> list[str]:
     """Labels as they are shown: a key is its last part where that is no other key's among all of them."""
-    keys = dict.fromkeys(key for label in labels for key in label.values)
-    # optim.kind is optim, as it is typed
-    ends = {key: key.removesuffix(".kind").rpartition(".")[2] for key in keys}
-    counts = Counter(ends.values())
-    names = {key: end if counts[end] == 1 else key for key, end in ends.items()}
+    names = short_names(key for label in labels for key in label.values)
     return [
-        ", ".join([*filter(None, [label.head]), *(f"{names[key]}={_shown(of)}" for key, of in label.values.items())])
+        ", ".join(
+            [*filter(None, [label.head]), *(f"{names[key]}={value_shown(of)}" for key, of in label.values.items())]
+        )
         for label in labels
     ]
 
@@ -338,9 +336,18 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
     return [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
 
 
-def _shown(value: object) -> str:
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Each key and its last part, where no other key ends so; else the whole key."""
+    # optim.kind is optim, as it is typed
+    ends = {key: key.removesuffix(".kind").rpartition(".")[2] for key in keys}
+    counts = Counter(ends.values())
+    return {key: end if counts[end] == 1 else key for key, end in ends.items()}
+
+
+def value_shown(value: object) -> str:
+    """A value as it would be typed, in few letters."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        return f"[{','.join(map(_shown, value))}]"
+        return f"[{','.join(map(value_shown, value))}]"
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

@@ -29,8 +29,9 @@ EXTRAS = {
     "torchvision": "vision",
     "wandb": "wandb",
     "matplotlib": "plots",
-    "scipy": "plots",
     "uniplot": "plots",
+    "optuna": "sweep",
+    "plotly": "sweep",
 }
 
 

@@ -15,9 +15,10 @@ from rltool.charts import check_drawing
 from rltool.commands.plot import check_metrics, envs_of, joined, pooled, thresholds
 from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.grouping import Group, read_words, select
-from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import CompareConfig
+from rltool.tables import count, decimals, interval
+from rltool.tables import markdown as markdown_table
 from rltool.wording import fitted, listed
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def main(options: Options) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
-        ConfigError: what was typed cannot be compared, or the extra is missing.
+        ConfigError: what was typed cannot be compared, or the extra that pictures need is missing.
         RltoolError: a file cannot be written.
     """
     config, parts = read_words(options.overrides, CompareConfig, options.files(), "compare")
@@ -70,27 +71,24 @@ def main(options: Options) -> int:
     envs = envs_of(groups)
     goals = thresholds(groups, config.threshold, envs) if "return" in config.metric else dict.fromkeys(envs)
     notes = pooled(groups)
-    try:
-        from rltool import comparison
+    from rltool import comparison
 
-        config = config.model_copy(update={"at": comparison.choose_score(groups, config.metric, config.at, notes)})
-        if config.at == "best":
-            notes.append(_FLATTERS)
-        scores = [
-            comparison.compare(
-                groups, env, goals[env], metric=config.metric, at=config.at, resamples=config.resamples, notes=notes
-            )
-            for env in envs
-        ]
-        scores = [one for one in scores if one.groups]
-        if not scores:
-            check_metrics(groups, [config.metric], "metric")
-            raise ConfigError(Problem("", "there is nothing to compare", "; ".join(notes)))
-        if all(len(one.groups) < 2 for one in scores):
-            raise ConfigError(_apart(groups, scores, config.metric))
-        over_all = comparison.aggregate(scores, config.resamples, notes)
-    except ImportError as error:
-        raise missing_package("", "a comparison", error) from error
+    config = config.model_copy(update={"at": comparison.choose_score(groups, config.metric, config.at, notes)})
+    if config.at == "best":
+        notes.append(_FLATTERS)
+    scores = [
+        comparison.compare(
+            groups, env, goals[env], metric=config.metric, at=config.at, resamples=config.resamples, notes=notes
+        )
+        for env in envs
+    ]
+    scores = [one for one in scores if one.groups]
+    if not scores:
+        check_metrics(groups, [config.metric], "metric")
+        raise ConfigError(Problem("", "there is nothing to compare", "; ".join(notes)))
+    if all(len(one.groups) < 2 for one in scores):
+        raise ConfigError(_apart(groups, scores, config.metric))
+    over_all = comparison.aggregate(scores, config.resamples, notes)
     notes = joined(notes)
     if "json" in options.flags:
         print(json.dumps(tree(scores, over_all, notes, config), indent=2, ensure_ascii=False))
@@ -177,7 +175,7 @@ def _markdown(
         if over_all.estimates:
             blocks.append("Scores divided by the environment's threshold: 1 is solved, 0 a return of 0.")
             rows = [(names[label], *_three(estimates)) for label, estimates in over_all.estimates.items()]
-            blocks.append(_table(("group", "IQM", "mean", "median"), rows))
+            blocks.append(markdown_table(("group", "IQM", "mean", "median"), rows))
         blocks.append(_pair_table(over_all.improvements, names))
     return "\n\n".join(block for block in blocks if block)
 
@@ -188,9 +186,11 @@ def _columns(text: str) -> int:
 
 def _score_table(scores: Scores, names: Mapping[str, str], width: int | None) -> str:
     """A row for each group; where not even short labels leave the room, for each estimate of each."""
-    digits = _digits([e for group in scores.groups.values() for e in group.estimates.values()])
+    digits = decimals([e for group in scores.groups.values() for e in group.estimates.values()])
     cells = {label: (f"{len(group.runs)}", *_three(group.estimates, digits)) for label, group in scores.groups.items()}
-    wide = _table(("group", "seeds", "IQM", "mean", "median"), [(names[label], *row) for label, row in cells.items()])
+    wide = markdown_table(
+        ("group", "seeds", "IQM", "mean", "median"), [(names[label], *row) for label, row in cells.items()]
+    )
     longest = max(len(names[label]) for label in cells)
     if width is None or _columns(wide) - max(longest - _LEAST, 0) <= width:
         return wide
@@ -198,7 +198,7 @@ def _score_table(scores: Scores, names: Mapping[str, str], width: int | None) ->
     for label, (seeds, *three) in cells.items():
         for number, (name, value) in enumerate(zip(("IQM", "mean", "median"), three, strict=True)):
             rows.append(("", "", name, value) if number else (names[label], seeds, name, value))
-    return _table(("group", "seeds", "estimate", "score"), rows)
+    return markdown_table(("group", "seeds", "estimate", "score"), rows)
 
 
 def _threshold_table(scores: Scores, names: Mapping[str, str]) -> str:
@@ -209,62 +209,30 @@ def _threshold_table(scores: Scores, names: Mapping[str, str]) -> str:
         (
             names[label],
             f"{len(group.reached)} of {len(group.runs)}",
-            _count(group.frames_to_threshold),
-            _count(group.seconds_to_threshold),
+            count(group.frames_to_threshold),
+            count(group.seconds_to_threshold),
         )
         for label, group in scores.groups.items()
     ]
-    return _table(("group", "reached", "frames to it", "seconds to it"), rows)
+    return markdown_table(("group", "reached", "frames to it", "seconds to it"), rows)
 
 
 def _cost_table(scores: Scores, names: Mapping[str, str]) -> str:
     rows = [
-        (names[label], _count(group.frames), _count(group.seconds), _count(group.frames_per_second))
+        (names[label], count(group.frames), count(group.seconds), count(group.frames_per_second))
         for label, group in scores.groups.items()
     ]
-    return _table(("group", "frames", "seconds", "frames/s"), rows)
+    return markdown_table(("group", "frames", "seconds", "frames/s"), rows)
 
 
 def _pair_table(pairs: Sequence[Improvement], names: Mapping[str, str]) -> str:
     """Every pair of groups; empty where there is none."""
-    rows = [(names[pair.better], names[pair.worse], _interval(pair.probability, 2)) for pair in pairs]
-    return _table(("A", "B", "P(A > B)"), rows) if rows else ""
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose source is in columns, too."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = [
-        "| " + " | ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)) + " |" for row in cells
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (size + 2) for size in widths) + "|", *lines[1:]])
+    rows = [(names[pair.better], names[pair.worse], interval(pair.probability, 2)) for pair in pairs]
+    return markdown_table(("A", "B", "P(A > B)"), rows) if rows else ""
 
 
 def _three(estimates: Mapping[str, Estimate], digits: int = 2) -> list[str]:
-    return [_interval(estimates[name], digits) for name in ("iqm", "mean", "median")]
-
-
-def _digits(estimates: Sequence[Estimate]) -> int:
-    """Decimals that show the narrowest interval with two digits; 2 at most, where numbers are not small."""
-    widths = [e.high - e.low for e in estimates if e.low is not None and e.high is not None and e.high > e.low]
-    size = max(abs(e.value) for e in estimates)
-    if size < 10:
-        return 3 if size < 1 else 2
-    return 0 if widths and min(widths) >= 20 else 1
-
-
-def _interval(estimated: Estimate, digits: int) -> str:
-    value = f"{estimated.value:,.{digits}f}"
-    if estimated.low is None or estimated.high is None:
-        return value
-    return f"{value} [{estimated.low:,.{digits}f}, {estimated.high:,.{digits}f}]"
-
-
-def _count(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return [interval(estimates[name], digits) for name in ("iqm", "mean", "median")]
 
 
 def _write(out: Path, text: str, scores: Sequence[Scores], groups: Sequence[Group], config: CompareConfig) -> None:

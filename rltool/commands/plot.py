@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rltool.charts import PICTURES, draw_curves
 from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.grouping import Group, few, mixed, read_words, repeated, select
-from rltool.importing import missing_package
 from rltool.runs import shown
 from rltool.schema import PlotConfig
 from rltool.textplot import text_of
@@ -175,19 +174,16 @@ def _panels(groups: Sequence[Group], config: PlotConfig, notes: list[str]) -> li
     check_metrics(groups, config.metric, "metric")
     envs = envs_of(groups)
     goals = thresholds(groups, config.threshold, envs)
-    try:
-        from rltool.curves import read_panel
+    from rltool.curves import read_panel
 
-        panels = [
-            read_panel(
-                groups, env, metric, goals[env] if "return" in metric else None, axis=config.x, smooth=config.smooth,
-                estimate=config.estimate, resamples=config.resamples, notes=notes,
-            )
-            for metric in config.metric
-            for env in envs
-        ]  # fmt: skip
-    except ImportError as error:
-        raise missing_package("", "a curve of several seeds", error) from error
+    panels = [
+        read_panel(
+            groups, env, metric, goals[env] if "return" in metric else None, axis=config.x, smooth=config.smooth,
+            estimate=config.estimate, resamples=config.resamples, notes=notes,
+        )
+        for metric in config.metric
+        for env in envs
+    ]  # fmt: skip
     drawn = [panel for panel in panels if panel.curves]
     if not drawn:
         raise ConfigError(Problem("", "there is nothing to draw", "; ".join(notes)))
