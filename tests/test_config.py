@@ -527,8 +527,9 @@ def test_the_source_of_each_value_is_the_last_stage_that_changed_it(tmp_path: Pa
         ["env=acrobot", "algo=dqn", "experiment=short", "optim.lr=1e-4", "seed=0", "env.kwargs.x=1"], files
     )
     sources = provenance(check_jobs(line, files)[0], line, files)
-    assert sources["total_frames"] == str(tmp_path / "tuned" / "acrobot-dqn.yaml")
     assert sources["algo.gamma"] == str(tmp_path / "tuned" / "acrobot-dqn.yaml")
+    # What somebody chose lies over what applies by itself.
+    assert sources["total_frames"] == str(tmp_path / "experiment" / "short.yaml")
     assert sources["save.keep"] == str(tmp_path / "experiment" / "short.yaml")
     assert sources["algo.double"] == "algo/dqn.yaml"
     assert sources["buffer.size"] == "buffer/replay.yaml"

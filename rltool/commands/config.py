@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMMAND_LINE = "command line"
 
 # The groups whose files change keys of other groups, in the order in which they are applied.
-_PARTIAL = ("experiment", "tuned")
+_PARTIAL = ("tuned", "experiment")
 
 
 def main(options: Options) -> int:
@@ -56,12 +56,17 @@ def main(options: Options) -> int:
 def provenance(job: Job, line: Line, files: ConfigFiles) -> dict[str, str]:
     """The source of each dotted key: the last stage of the composition that changed its value.
 
-    The stages are the primary config with the chosen options, the experiment, the tuned file, and the command line.
+    The stages are the primary config with the chosen options, the tuned file, the experiment, and the command line.
     """
     choices = {
         group: job.composition.choices[group] for group in files.defaults("train") if group in job.composition.choices
     }
-    words = [f"{group}={option}" for group, option in choices.items() if group not in _PARTIAL]
+    # Hydra writes None for a group of which an experiment chooses nothing.
+    words = [
+        f"{group}={'null' if option == 'None' else option}"
+        for group, option in choices.items()
+        if group not in _PARTIAL
+    ]
     stage = {group: f"{group}=none" for group in _PARTIAL if group in choices}
     leaves = flat(compose([*words, *stage.values()], files).tree)
     sources = {}
