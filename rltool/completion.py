@@ -74,6 +74,9 @@ def _complete(before: Sequence[str], current: str, words: Sequence[str]) -> None
     if command in _OF_RUNS:  # paths the shell completes itself
         print(" ".join(name for name in _run_names() if name.startswith(current)))
         return
+    if command == "sweep":
+        print(" ".join(name for name in _sweep_names() if name.startswith(current)))
+        return
     if command in ("plot", "compare"):  # keys; paths are completed by the shell
         keys = [f"{key}=" for key in files.primary(command)]
         print(" ".join(key for key in keys if key.startswith(current)))
@@ -100,6 +103,13 @@ def _run_names() -> list[str]:
     from rltool.records import RUNS, find_runs, names
 
     return names(find_runs([RUNS])) if RUNS.is_dir() else []
+
+
+def _sweep_names() -> list[str]:
+    from rltool.commands.sweep import find_sweeps
+    from rltool.records import RUNS
+
+    return [str(path) for path in find_sweeps(RUNS)]
 
 
 def _hydra(name: str, words: Sequence[str]) -> None:

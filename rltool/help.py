@@ -82,6 +82,13 @@ _EXAMPLES = {
         ("rltool compare runs/sweeps/… group=optim.lr out=tables", "files for a paper, too"),
         ("rltool compare runs/cartpole-ppo -- runs/cartpole-dqn --json", "for programs"),
     ),
+    "sweep": (
+        ("rltool sweep", "the sweeps in runs/, the newest first"),
+        ("rltool sweep runs/sweeps/…", "the answer, again, also while it runs"),
+        ("rltool sweep a1b2c3", "by the end of its name"),
+        ("rltool sweep runs/sweeps/… --json", "for programs"),
+        ("rltool train --config-dir runs/sweeps/… experiment=best", "the best configuration"),
+    ),
     "list": (("rltool list", "the groups and their options"), ("rltool list envs", "")),
     "config": (
         ("rltool config algo=ppo env=cartpole optim.lr=1e-3", "YAML, with the source of each value"),
@@ -109,6 +116,7 @@ _USAGE = {
     "doctor": "rltool doctor [RUN …] [options]",
     "plot": "rltool plot [NAME=]RUN… [-- [NAME=]RUN… …] [KEY=VALUE …]",
     "compare": "rltool compare [NAME=]RUN… -- [NAME=]RUN… [-- …] [KEY=VALUE …] [options]",
+    "sweep": "rltool sweep [SWEEP] [options]",
     "list": "rltool list [GROUP] [options]",
     "config": "rltool config algo=ALGO env=ENV [KEY=VALUE …] [options]",
     "env": "rltool env env=ENV [KEY=VALUE …] [options]",
@@ -144,7 +152,11 @@ _ABOUT = {
     "compare": "Compares groups of runs: mean, median and interquartile mean of their scores with 95 % intervals, how probably one "
     "is better than the other, frames and seconds to the threshold, as Markdown. -- stands between groups; without it, "
     "runs with the same configuration but the seed are one. RUN is a run, a directory with runs in it, or a pattern. "
-    "Extra: plots.",
+    "out=… needs the extra plots.",
+    "sweep": "Says what the jobs of rltool train -m have found: configurations over their seeds with 95 % intervals, best first, "
+    "frames and seconds to the threshold, whether the second is really worse, what failed and how to go on. Writes "
+    "results.csv, summary.md, experiment/best.yaml and pictures (extra: sweep) into the sweep's directory SWEEP; without "
+    "one, lists the sweeps. Returns 1 where a job failed.",
     "list": "Lists the options of a group (env, algo, network, …; plurals are fine) with a line about each, or all groups.",
     "config": "Prints the configuration that rltool train would run with the same words, and where each value came from. "
     "Trains nothing.",

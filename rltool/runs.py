@@ -180,7 +180,7 @@ class RunDirectory:
         from omegaconf import OmegaConf  # which readers of runs do without
 
         self._write(
-            self.config_path, OmegaConf.to_yaml(OmegaConf.create({key: _literal(value) for key, value in tree.items()}))
+            self.config_path, OmegaConf.to_yaml(OmegaConf.create({key: escaped(value) for key, value in tree.items()}))
         )
 
     def write_overrides(self, overrides: Sequence[str]) -> None:
@@ -298,22 +298,22 @@ def program(name: str) -> str:
     return shown(beside) if shutil.which(name) is None and beside.is_file() else name
 
 
+def escaped(value: object) -> object:
+    """A tree with every ``${`` escaped for OmegaConf: a resolved configuration holds no interpolation any more."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [escaped(item) for item in value]
+    return value
+
+
 def shown(path: Path) -> str:
     """The path as a user would type it from here; absolute where this process has changed into the run directory."""
     relative = os.path.relpath(path)
     moved = Path("config.yaml").is_file() and Path("checkpoints").is_dir()
     return str(path.absolute()) if relative.startswith("..") or moved else relative
-
-
-def _literal(value: object) -> object:
-    """The tree with every ``${`` escaped, as a resolved configuration holds no interpolation any more."""
-    if isinstance(value, str):
-        return value.replace("${", "\\${")
-    if isinstance(value, Mapping):
-        return {key: _literal(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_literal(item) for item in value]
-    return value
 
 
 def _absolute(path: Path) -> Path:

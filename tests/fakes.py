@@ -24,6 +24,7 @@ def fake_run(
     points: Sequence[Mapping[str, float]] = (),
     seconds: float = 10.0,
     fresh: float | None = None,
+    error: str | None = None,
     **changes: object,
 ) -> Path:
     """Writes a run and returns its directory.
@@ -36,6 +37,7 @@ def fake_run(
         points: further lines of metrics.jsonl.
         seconds: wall time.
         fresh: mean return of the last policy on fresh episodes after training; None: it was not judged.
+        error: what ended it.
         changes: keys of the configuration, with ``__`` for a dot.
     """
     (path / "checkpoints").mkdir(parents=True)
@@ -58,7 +60,7 @@ def fake_run(
         frames = max((line["frames"] for line in lines), default=0)
         summary: dict[str, object] = {
             "status": status, "env": env, "algo": algo, "seed": seed, "frames": frames, "seconds": seconds,
-            "frames_per_second": frames / seconds,
+            "frames_per_second": frames / seconds, "error": error,
         }  # fmt: skip
         if fresh is not None:
             summary["final_evaluation"] = {"seed": seed, "best": None, "last": {"mean": fresh, "frames": frames}}

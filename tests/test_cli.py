@@ -196,6 +196,8 @@ def test_neither_help_nor_lists_nor_config_errors_import_torch(tmp_path: Path) -
         ["checkpoint"],
         ["plot"],
         ["compare", "nowhere"],
+        ["sweep"],
+        ["sweep", "nowhere"],
         ["init"],
         ["lst"],
         ["-sc", "install=bash"],
