@@ -19,8 +19,9 @@ from rltool.composition import VERSION_BASE, Line, quoted, read_overrides, searc
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs, read_resumption
+from rltool.runs import program, shown
 from rltool.stopping import ending_tidily
-from rltool.sweeps.jobs import is_job
+from rltool.sweeps.jobs import Sweep, is_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,21 +77,27 @@ def _main(options: Options) -> int:
 
 
 def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
-    """Runs many jobs, and says what they have found."""
+    """Runs many jobs, and says what they have found, also where a launcher gave up."""
     from rltool.sweeps.planning import planned
     from rltool.sweeps.plugins import register
+    from rltool.sweeps.report import report
 
     with planned(options.overrides, line, files) as plan:
-        if plan.told:
-            print(plan.told, flush=True)
-        register(plan.tuning)
         path = plan.sweep.path
+        print(plan.told or f"sweep: {shown(path)}", flush=True)
+        register(plan.tuning)
         words = [one.hydra for one in line.typed if one.key != "hydra.sweep.dir"]
         try:
             _hydra(options.searching(plan.files), [*words, f"hydra.sweep.dir={quoted(str(path))}"], plan.files)
-        finally:
-            print(f"sweep: {path}")
-    return 0
+        except Exception as error:
+            report(Sweep.read(path), final=True)
+            return reporting.show(error, COMMAND, debug=options.debug)
+        except BaseException:
+            print(
+                f"The same command with hydra.sweep.dir={shown(path)} goes on; {program('rltool')} sweep {shown(path)} says how far it is"
+            )
+            raise
+        return report(Sweep.read(path), final=True)
 
 
 @contextmanager
