@@ -6,6 +6,7 @@ Hydra merges; what it would refuse one at a time (unknown keys, misspelt options
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import secrets
@@ -23,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from rltool.configfiles import ConfigFiles
@@ -237,26 +238,75 @@ def compose(words: Sequence[str], files: ConfigFiles | None = None, name: str = 
         ConfigError: Hydra cannot compose or resolve them.
     """
     files = files or ConfigFiles.find_main()
-    before, around = HydraConfig.instance().cfg, GlobalHydra.instance().hydra
-    GlobalHydra.instance().hydra = None  # a search composes its trials within Hydra's own run
+    with _explained(files), _within(files, name):
+        return _resolved(_composed(words, files, name), files)
+
+
+class Composer:
+    """Composes many command lines that make few different choices. Hydra composes the choices, which takes a third of a second,
+    once; values (``++key=…``) are laid over that as Hydra does it.
+
+    Args:
+        files: where config files lie; they are read when a choice is first met.
+    """
+
+    def __init__(self, files: ConfigFiles) -> None:
+        self._files = files
+        self._found: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, words: Sequence[str]) -> Composition:
+        """As :func:`compose`, but that ``hydra`` knows nothing of the values.
+
+        Raises:
+            ConfigError: Hydra cannot compose or resolve them.
+        """
+        choices = tuple(word for word in words if not word.startswith("++"))
+        with _explained(self._files), _within(self._files, "train"):
+            if choices not in self._found:
+                self._found[choices] = _composed(choices, self._files, "train")
+            config = copy.deepcopy(self._found[choices])
+            values = OverridesParser.create().parse_overrides([word for word in words if word.startswith("++")])
+            with flag_override(config, ["readonly", "struct"], False):
+                for value in values:
+                    OmegaConf.update(config, value.key_or_group, value.value(), merge=True, force_add=True)
+            return _resolved(config, self._files)
+
+
+@contextmanager
+def _explained(files: ConfigFiles) -> Iterator[None]:
     try:
-        with searching(files), initialize_config_dir(str(files.main), job_name=name, version_base=VERSION_BASE):
-            config = hydra_compose(name, overrides=[*words, *files.search_path_override()], return_hydra_config=True)
-            HydraConfig.instance().set_config(config)  # for ${hydra:…}
-            node = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            tree = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, files)) from error
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         # Hydra stumbles over some overrides of its own settings without an error class for them.
         raise ConfigError(f"Hydra cannot compose these overrides: {_first_line(error)}") from error
+
+
+@contextmanager
+def _within(files: ConfigFiles, name: str) -> Iterator[None]:
+    """While it lasts Hydra can compose, also within a run of its own, as a search does."""
+    before, around = HydraConfig.instance().cfg, GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        with searching(files), initialize_config_dir(str(files.main), job_name=name, version_base=VERSION_BASE):
+            yield
     finally:
         HydraConfig.instance().cfg = before
         GlobalHydra.instance().hydra = around
+
+
+def _composed(words: Sequence[str], files: ConfigFiles, name: str) -> DictConfig:
+    return hydra_compose(name, overrides=[*words, *files.search_path_override()], return_hydra_config=True)
+
+
+def _resolved(config: DictConfig, files: ConfigFiles) -> Composition:
+    HydraConfig.instance().set_config(config)  # for ${hydra:…}
+    node = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    tree = cast("dict[str, object]", OmegaConf.to_container(node, resolve=True, throw_on_missing=False))
     choices = {str(key): str(value) for key, value in config.hydra.runtime.choices.items()}
-    plain = cast("dict[str, object]", tree)
-    together = {key: plain.pop(key) for key in TOGETHER if key in plain}
-    return Composition(plain, choices, files.tuned_name(choices.get("tuned")), config, together)
+    together = {key: tree.pop(key) for key in TOGETHER if key in tree}
+    return Composition(tree, choices, files.tuned_name(choices.get("tuned")), config, together)
 
 
 def explain(error: Exception, files: ConfigFiles) -> list[Problem]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from omegaconf import OmegaConf
 
 from rltool import trust
-from rltool.composition import Composition, Line, compose
+from rltool.composition import Composer, Composition, Line, compose
 from rltool.config import SchemaT, Tree, laid_over, load, load_as
 from rltool.configfiles import ConfigFiles, flat
 from rltool.errors import ConfigError, Problem
@@ -66,19 +66,24 @@ class Job:
     config: RunConfig
 
 
-def check(words: Sequence[str], files: ConfigFiles) -> Job:
+def check(words: Sequence[str], files: ConfigFiles, composer: Composer | None = None) -> Job:
     """Composes and validates one run.
+
+    Args:
+        words: its overrides, ready for Hydra.
+        files: where config files lie.
+        composer: composes it, where it is one of many.
 
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    composition = compose(words, files)
+    composition = compose(words, files) if composer is None else composer(words)
     try:
         return Job(tuple(words), composition, load(composition.tree))
     except ConfigError:
         # Once more with what the keys would be without the user's values: rules across keys can then be checked as well.
         choices = [word for word in words if not word.startswith(("++", "~"))]
-        defaults = compose(choices, files).tree
+        defaults = (compose(choices, files) if composer is None else composer(choices)).tree
     try:
         config = load(composition.tree, defaults=defaults)
     except ConfigError as error:
@@ -141,9 +146,10 @@ def check_jobs(line: Line, files: ConfigFiles, *, multirun: bool = False) -> lis
 def _check_each(jobs: Sequence[Sequence[str]], files: ConfigFiles) -> tuple[list[Job], list[Problem]]:
     checked: list[Job] = []
     problems: list[Problem] = []
+    composer = Composer(files) if len(jobs) > 1 else None
     for words in jobs:
         try:
-            checked.append(check(words, files))
+            checked.append(check(words, files, composer))
         except ConfigError as error:
             problems += error.problems
     return checked, problems

@@ -524,7 +524,7 @@ def test_a_sweep_gives_each_job_a_directory(command: Rltool, training: Training,
         ("Acrobot-v1", 3),
     ]
     assert training.calls[1].overrides == ["algo=ppo", "env=acrobot", "seed=3", "optim.lr=0.001"]
-    assert str(sweep) in answer.out.replace("\n", "")
+    assert f"sweep: {sweep.relative_to(tmp_path)}" in answer.out
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -15,13 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from rltool import config, registry
 from rltool.commands.config import provenance
-from rltool.composition import compose, read_overrides
+from rltool.composition import Composer, compose, read_overrides
 from rltool.config import Tree, load, load_as, load_node, schema_of
 from rltool.configfiles import ConfigFiles, conf_dir, flat
 from rltool.errors import ConfigError
 from rltool.launch import check, check_jobs
 from rltool.registry import Schema
-from rltool.schema import CompareConfig, EnvCheckConfig, EvalRunConfig, PlotConfig, RunConfig
+from rltool.schema import CompareConfig, EnvCheckConfig, EvalRunConfig, PlotConfig, RunConfig, SweepConfig
 from rltool.wording import Shape
 
 FILES = ConfigFiles.find_main()
@@ -122,7 +122,9 @@ def test_the_config_of_another_command_has_exactly_the_keys_of_its_schema(name: 
 
 
 def test_the_primary_config_has_every_key_that_no_group_has() -> None:
-    assert set(FILES.primary("train")) == set(RunConfig.model_fields) - set(FILES.defaults("train"))
+    assert set(FILES.primary("train")) == {*RunConfig.model_fields, *SweepConfig.model_fields} - set(
+        FILES.defaults("train")
+    )
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -543,3 +545,23 @@ def test_the_source_of_each_value_is_the_last_stage_that_changed_it(tmp_path: Pa
 def test_arguments_that_no_checkpoint_could_hold_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"env\.kwargs.*expected finite numbers, found (nan|-?inf)"):
         load(compose(["algo=ppo", "env=cartpole", f"++env.kwargs.x={value}"]).tree)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algo=ppo", "env=cartpole", "optim.lr=0.25", "algo.entropy_coeff=0"),
+        ("algo=dqn", "env=cartpole", "network.hidden=[8,8]", "algo.epsilon={start: 0.5}", "env.kwargs.x=a b"),
+        ("algo=sac", "env=pendulum", "env.kwargs={a: [1, 2], b: null}", "logging=csv", "total_frames=1e3"),
+        ("algo=ppo", "env=gym", "env.id=a:B-v0", "device=${logging.kind}", "tuned=none", "plugins=[m]", "stop.on=[q_beyond_reach]"),
+        ("algo=ppo", "env=cartpole", "stop=hopeless", "quiet=null", "env.wrappers=[{name: W, kwargs: {x: 1}}]"),
+    ],
+)  # fmt: skip
+def test_values_laid_over_choices_are_what_hydra_composes(words: tuple[str, ...]) -> None:
+    line = read_overrides(words, FILES)
+    assert not line.problems
+    composer = Composer(FILES)
+    composer(["algo=ppo", "env=cartpole", "++optim.lr=7"])  # leaves nothing behind
+    both = compose(line.words, FILES), composer(line.words)
+    assert both[0].tree == both[1].tree
+    assert both[0].choices == both[1].choices

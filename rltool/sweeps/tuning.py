@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
-from rltool.composition import Line, Typed
+from rltool.composition import Composer, Line, Typed
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.figures import number as figure
@@ -60,7 +60,7 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
         with Search.open(together.tune, path, space, base) as search:
             sweep = Sweep(path, "tune", tuple(typed), (*space.distributions, "seed"), search.to_json())
             sweep.write()
-            yield Plan(sweep, copied, "", Tuning(sweep, copied, fixed, seed, together, search))
+            yield Plan(sweep, copied, "", Tuning(sweep, copied, Composer(copied), fixed, seed, together, search))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Tuning:
 
     Attributes:
         sweep: see :class:`Sweep`.
-        files: the config files that trials are composed from.
+        files, composer: the config files that trials are composed from, and what composes them.
         fixed: the overrides that all runs have, ready for Hydra.
         seed: of the first run of a trial.
         together: what concerns the runs together.
@@ -78,6 +78,7 @@ class Tuning:
 
     sweep: Sweep
     files: ConfigFiles
+    composer: Composer
     fixed: tuple[str, ...]
     seed: int
     together: SweepConfig
@@ -168,7 +169,7 @@ class Tuning:
         if is_job(directory):
             return SweepJob.read(directory)
         words = (*self.fixed, *self.search.space.words(values), f"++seed={seed}")
-        job = check(words, self.files)
+        job = check(words, self.files, self.composer)
         config = cast("dict[str, JsonValue]", job.config.model_dump(mode="json"))
         made = SweepJob(directory, own_words(words), {**values, "seed": seed}, config, job.composition.tuned, trial)
         made.write()
@@ -235,9 +236,10 @@ def _checked_corners(fixed: Sequence[str], space: Space, files: ConfigFiles) -> 
     """
     jobs: list[Job] = []
     problems: list[Problem] = []
+    composer = Composer(files)
     for values in space.corners():
         try:
-            jobs.append(check([*fixed, *space.words(values)], files))
+            jobs.append(check([*fixed, *space.words(values)], files, composer))
         except ConfigError as error:
             problems += error.problems
     if problems:

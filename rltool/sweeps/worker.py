@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from rltool import launch, reporting
-from rltool.checkpoint import read_header
 from rltool.composition import quoted, read_overrides
 from rltool.config import load
 from rltool.configfiles import ConfigFiles
@@ -66,6 +65,8 @@ def run(job: SweepJob) -> None:
     if job.stop_file.exists():  # called off before its run began
         tell(job, "pruned", "")
         return
+    from rltool.checkpoint import read_header  # imports Gymnasium, which who starts jobs does without
+
     try:
         header = read_header(job.directory)
     except CheckpointError:
