@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from rltool.composition import Composer, Line, Typed
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
+from rltool.figures import counted
 from rltool.figures import number as figure
 from rltool.launch import Job, check
 from rltool.schema import SweepConfig
@@ -216,11 +217,15 @@ class Tuning:
         """The runs of the winner on seeds that no trial has had, which are not done; none where several objectives leave no
         single winner, or nothing is finished."""
         best, count = self.search.best(), self.together.tune.final_seeds
+        others = sum(trial.state == "running" for trial in self.search.trials())
+        if others:
+            note(f"{counted(others, 'trial')} of other processes still run: the last process judges the winner")
+            return []
         if len(best) != 1 or count == 0 or len(self.search.objectives) > 1:
             return []
         (winner,), first = best, self.seed + self.together.tune.seeds
         jobs = [self._job(f"winner-{winner.number}-{k}", winner.values, first + k, winner.number) for k in range(count)]
-        left = [job for job in jobs if job.status not in DONE]
+        left = [job for job in jobs if job.status not in (*DONE, "running")]
         if left:
             note(
                 f"trial {winner.number} is the best: {len(left)} runs of it on fresh seeds, since its score was the best of many"
