@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rltool.errors import ConfigError, Problem
+from rltool.grouping import value_shown
 from rltool.records import Record
 from rltool.runs import CALL_OFF, replace_file
 
@@ -53,7 +54,13 @@ class SweepJob:
     @property
     def title(self) -> str:
         """What tells it from the other jobs, as it would be typed."""
-        return " ".join(f"{key}={_shown(value)}" for key, value in self.varied.items())
+        return " ".join(f"{key}={value_shown(value)}" for key, value in self.varied.items())
+
+    @property
+    def label(self) -> str:
+        """What it is called in a line: its name, and the title, or of a trial's, whose values stand elsewhere, the seed."""
+        title = self.title if self.trial is None else f"seed={self.varied.get('seed')}"
+        return f"job {self.name}" + (f" ({title})" if title else "")
 
     @property
     def record(self) -> Record:
@@ -168,9 +175,3 @@ def _checked(kind: type[Kind], told: Mapping[str, JsonValue], path: Path) -> Kin
 def _order(directory: Path) -> list[tuple[int, int, str]]:
     parts = re.split(r"(\d+)", directory.name)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
-
-
-def _shown(value: JsonValue) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

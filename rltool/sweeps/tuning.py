@@ -16,6 +16,7 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.figures import counted
 from rltool.figures import number as figure
+from rltool.grouping import short_names, value_shown
 from rltool.launch import Job, check
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
@@ -204,7 +205,8 @@ class Tuning:
             thread.join()
 
     def _told(self, trial: Trial) -> str:
-        values = " ".join(self.search.space.words(trial.values)).replace("++", "")
+        names = short_names(trial.values)
+        values = " ".join(f"{names[key]}={value_shown(value)}" for key, value in trial.values.items())
         scores = "" if trial.scores is None else "  " + ", ".join(
             f"{name} {figure(score)}" for name, score in zip(self.search.objectives, trial.scores, strict=True)
         )  # fmt: skip
