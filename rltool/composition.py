@@ -10,6 +10,7 @@ import copy
 import itertools
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
+from rltool.importing import extra_for
 from rltool.records import located
 from rltool.wording import did_you_mean, nearest
 
@@ -38,6 +40,9 @@ VERSION_BASE = "1.3"
 PATH_KEYS = frozenset({"resume", "init", "checkpoint", "out", "trajectories"})
 # Those whose file or run is there already: a run can be named by the end of its path.
 _FOUND_KEYS = PATH_KEYS - {"out", "trajectories"}
+
+# Hydra compares our conf/hydra/launcher/ray.yaml with what the plugin has registered under that name, and complains that it does.
+warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/ray' is validated")
 
 # Nodes of conf/train.yaml that concern the jobs of a sweep together.
 TOGETHER = ("sweep", "tune")
@@ -315,6 +320,8 @@ def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
         return list(error.problems)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and "/" in str(error.missing_cfg_file):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group == "hydra/launcher" and (hint := extra_for(f"hydra_{option}")):
+            return [Problem(group, f"{option} needs a package that is not installed", hint)]
         problem = files.problem(group, option)
         if problem is not None:
             return [problem]

@@ -32,6 +32,8 @@ EXTRAS = {
     "uniplot": "plots",
     "optuna": "sweep",
     "plotly": "sweep",
+    "submitit": "slurm",
+    "hydra_ray": "ray",
 }
 
 

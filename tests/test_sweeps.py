@@ -141,6 +141,7 @@ class Fake:
         self.asked_to_end, self.on_cpu, self.seconds, self.reason = False, False, 1.0, None
 
     code: int | None
+    keep_within = Child.keep_within
 
     def memory(self) -> int:
         self.peak = max(self.peak, self.size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from rltool import launch, reporting
 from rltool.composition import VERSION_BASE, Line, quoted, read_overrides, searching
@@ -129,13 +129,14 @@ def _hydra(options: Options, words: Sequence[str], files: ConfigFiles) -> None:
 
 def run(tree: DictConfig) -> float | None:
     """Hydra's task: one run in its own directory; returns the objective, for sweepers that look for the best."""
-    del tree
     settings = HydraConfig.get()
     directory = Path(settings.runtime.output_dir)
     if is_job(directory):  # of a sweep, in a process of somebody else's launcher
+        from rltool.schema import JobsConfig
         from rltool.sweeps.alone import run_alone
 
-        return run_alone(directory, Path(settings.runtime.cwd), inside=bool(settings.job.chdir))
+        config = JobsConfig.model_validate(OmegaConf.to_container(tree.sweep, resolve=True))
+        return run_alone(directory, Path(settings.runtime.cwd), config, inside=bool(settings.job.chdir))
     session = _session
     assert session is not None
     try:

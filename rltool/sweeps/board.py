@@ -24,7 +24,7 @@ from rltool.sweeps.pool import Pool
 # Seconds between two looks at the files of the jobs.
 _PAUSE = 1.0
 # Seconds between two lines that say how far a sweep is, where nothing is redrawn.
-_TOLD = 300.0
+TOLD = 300.0
 # Lines around the jobs.
 _FRAME = 3
 _COLOURS = {
@@ -72,15 +72,7 @@ class Board:
         """Says how jobs have ended."""
         for job in jobs:
             self._ended.append(job)
-            record = job.record
-            parts = [f"job {job.name}" + (f" ({job.title})" if job.title else ""), job.status]
-            if record.last is not None:
-                parts.append(f"return {number(record.last[1])} at {record.last[0]:,} frames")
-            if record.seconds is not None:
-                parts.append(duration(record.seconds))
-            if record.error:
-                parts.append(record.error.splitlines()[0])
-            self.note("  ".join(parts))
+            self.note(told(job))
 
     def show(self) -> None:
         """Draws anew, where it is time to."""
@@ -88,7 +80,7 @@ class Board:
         if self._live is not None and now - self._seen >= _PAUSE:
             self._seen = now
             self._live.update(self._drawn(), refresh=True)
-        elif self._live is None and now - self._told >= _TOLD:
+        elif self._live is None and now - self._told >= TOLD:
             self._told = now
             self.note(", ".join([self._counts(), *islice(self._progress(), 8)]))
 
@@ -125,6 +117,19 @@ class Board:
         head = Text(f"{total}{self._counts()}; {elapsed} elapsed", style="bold", no_wrap=True)
         rest = [Text(f"… and {more} more that wait", style="bright_black")] if more > 0 else []
         return Group(head, table, *rest)
+
+
+def told(job: SweepJob) -> str:
+    """How a job ended, in a line."""
+    record = job.record
+    parts = [job.label, job.status]
+    if record.last is not None:
+        parts.append(f"return {number(record.last[1])} at {record.last[0]:,} frames")
+    if record.seconds is not None:
+        parts.append(duration(record.seconds))
+    if record.error:
+        parts.append(record.error.splitlines()[0])
+    return "  ".join(parts)
 
 
 def _row(child: Child) -> tuple[str | Text, ...]:

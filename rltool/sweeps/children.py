@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from rltool.schema import JobsConfig
 from rltool.sweeps.jobs import SweepJob
 from rltool.sweeps.worker import LEASH, tell
 
@@ -128,6 +129,20 @@ class Child:
                 self._process.send_signal(signal.SIGTERM)
         elif time.monotonic() - self._asked > GRACE:
             self.kill()
+
+    def keep_within(self, config: JobsConfig, size: int) -> None:
+        """Ends it where it takes too long or uses too much, and what was asked to end and has not ended in time.
+
+        Args:
+            config: how much is too much.
+            size: bytes that it has in memory now.
+        """
+        if self.asked_to_end:
+            self.end()
+        elif config.memory is not None and size > config.memory * 2**30:
+            self.end(f"it used {size / 2**30:.1f} GiB, more than sweep.memory={config.memory:g}")
+        elif config.timeout is not None and self.seconds > config.timeout:
+            self.end(f"it took longer than sweep.timeout={config.timeout:g} seconds")
 
     def kill(self) -> None:
         """Ends it and its own processes at once."""

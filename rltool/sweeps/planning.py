@@ -23,6 +23,7 @@ from rltool.errors import ConfigError, Problem
 from rltool.launch import Claim, Job, check_jobs
 from rltool.schema import SweepConfig
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_sweep
+from rltool.sweeps.launchers import problems_of
 
 if TYPE_CHECKING:
     from rltool.sweeps.tuning import Tuning
@@ -69,6 +70,7 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
     sweeper = first.choices.get("hydra/sweeper") if first is not None else "grid"
     together = check_together(first, problems) if first is not None else None
     problems += _of_sweeper(line, sweeper)
+    problems += problems_of(first, line) if first is not None else []
     if sweeper == "tune" and together is not None and not problems:
         from rltool.sweeps.tuning import planned_search
 

@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from rltool.composition import quoted
 from rltool.config import load_as
 from rltool.figures import counted
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
 from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob
+from rltool.sweeps.launchers import OURS, Elsewhere, returned, words_of
 from rltool.sweeps.pool import Pool
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
             SweepJob.read(sweep / _name(words, initial_job_idx + number)) for number, words in enumerate(job_overrides)
         ]
         run_all(self.pool, jobs)
-        return [_returned(words, job) for words, job in zip(job_overrides, jobs, strict=True)]
+        return [returned(words, job) for words, job in zip(job_overrides, jobs, strict=True)]
 
 
 class GridSweeper(Sweeper):
@@ -75,15 +75,17 @@ class GridSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Makes the launcher."""
         self._sweep = Path(str(config.hydra.sweep.dir))
-        self._launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self._launcher = launcher_of(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Runs the jobs that are not done."""
         del arguments
         jobs = [job for job in Sweep.read(self._sweep).jobs if job.status not in DONE]
-        return self._launcher.launch([words_of(job) for job in jobs], 0) if jobs else []
+        if not jobs:
+            return []
+        if isinstance(self._launcher, LocalLauncher):
+            return self._launcher.launch([words_of(job) for job in jobs], 0)
+        return self._launcher.launch(jobs)
 
 
 class TuneSweeper(Sweeper):
@@ -91,9 +93,7 @@ class TuneSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Makes the launcher."""
-        self._launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self._launcher = launcher_of(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs trials until there are enough."""
@@ -102,10 +102,17 @@ class TuneSweeper(Sweeper):
         if isinstance(self._launcher, LocalLauncher):
             _tuning.side_by_side(self._launcher.pool)
         else:
-            _tuning.in_batches(lambda jobs: self._launcher.launch([words_of(job) for job in jobs], 0))
+            _tuning.in_batches(self._launcher.launch)
 
 
 _tuning: Tuning | None = None
+
+
+def launcher_of(context: HydraContext, task: TaskFunction, config: DictConfig) -> LocalLauncher | Elsewhere:
+    """The launcher that Hydra's whole configuration asks for."""
+    if not str(config.hydra.launcher._target_).startswith(OURS):
+        return Elsewhere(hydra_context=context, task_function=task, config=config)
+    return cast("LocalLauncher", Plugins.instance().instantiate_launcher(context, task, config))
 
 
 def new_pool(config: DictConfig) -> Pool:
@@ -118,11 +125,6 @@ def settings_of(config: DictConfig) -> SweepConfig:
     """What Hydra's whole configuration says of the jobs together."""
     tree = {name: OmegaConf.to_container(config[name], resolve=True) for name in SweepConfig.model_fields}
     return load_as(SweepConfig, cast("dict[str, object]", tree))
-
-
-def words_of(job: SweepJob) -> list[str]:
-    """The overrides of a job for a launcher."""
-    return [*job.words, f"hydra.sweep.subdir={quoted(job.name)}"]
 
 
 def run_all(pool: Pool, jobs: Sequence[SweepJob]) -> None:
@@ -174,10 +176,3 @@ def register(tuning: Tuning | None = None) -> None:
 def _name(words: Sequence[str], number: int) -> str:
     found = [word.partition("=")[2].strip("'") for word in words if word.startswith("hydra.sweep.subdir=")]
     return found[-1] if found else str(number)
-
-
-def _returned(words: Sequence[str], job: SweepJob) -> JobReturn:
-    objective: Any = job.record.summary.get("objective")
-    result = JobReturn(overrides=list(words), status=JobStatus.COMPLETED)
-    result.return_value = objective
-    return result

@@ -84,7 +84,7 @@ class Pool:
         if isinstance(self._config.jobs, int):
             if taken >= self._config.jobs:
                 return False
-        elif sum(_cost(child.job) for child in self.running) + _cost(job) > self._cores:
+        elif sum(cores_of(child.job) for child in self.running) + cores_of(job) > self._cores:
             return False
         if self._gpus and _may_use_gpu(job) and self._emptiest()[1] >= self._config.jobs_per_gpu:
             return False
@@ -148,12 +148,7 @@ class Pool:
             if child.gpu is not None and not child.on_cpu:
                 child.on_cpu = (child.job.record.logged("device") or "").startswith("cpu")
         for child, size in sizes.items():
-            if child.asked_to_end:
-                child.end()
-            elif config.memory is not None and size > config.memory * 2**30:
-                child.end(f"it used {size / 2**30:.1f} GiB, more than sweep.memory={config.memory:g}")
-            elif config.timeout is not None and child.seconds > config.timeout:
-                child.end(f"it took longer than sweep.timeout={config.timeout:g} seconds")
+            child.keep_within(config, size)
         free = free_memory()
         left = [child for child in self.running if not child.asked_to_end]
         if free is not None and free < _LEAST_FREE and len(left) > 1 and len(left) == len(self.running):
@@ -201,7 +196,7 @@ def gpus() -> list[str]:
     return []
 
 
-def _cost(job: SweepJob) -> int:
+def cores_of(job: SweepJob) -> int:
     """Cores that a job takes."""
     env, threads = job.config.get("env"), job.config.get("threads")
     count = threads if isinstance(threads, int) else 1

@@ -21,13 +21,15 @@ from rltool.composition import quoted, read_overrides
 from rltool.config import load
 from rltool.configfiles import ConfigFiles
 from rltool.errors import CheckpointError
-from rltool.runs import RunDirectory, read_summary, replace_file
+from rltool.runs import RunDirectory, is_locked, read_summary, replace_file
 from rltool.stopping import ending_tidily
 from rltool.sweeps.jobs import DONE, SweepJob
 
 LEASH = "--leash"
 # Seconds that a job whose starter is gone has for its batch and its checkpoint.
 _GRACE = 120.0
+# Seconds between two looks at a lock.
+_PAUSE = 0.5
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,11 +49,32 @@ def main(words: Sequence[str]) -> int:
     with ending_tidily():
         job = SweepJob.read(directory)
         try:
+            wait_for_the_one_before(directory)
             run(job)
+        except _Held as error:
+            print(f"job {job.name}: {error}", file=sys.stderr)
+            return 0
         except Exception as error:
             tell(job, "failed", f"{type(error).__name__}: {error}")
             return reporting.show(error, f"job {job.name}", debug=bool(job.config.get("debug")))
     return 0
+
+
+class _Held(Exception):
+    """Another process runs the job."""
+
+
+def wait_for_the_one_before(directory: Path) -> None:
+    """Waits for a process that has lost its starter and still saves its checkpoint.
+
+    Raises:
+        _Held: it goes on instead.
+    """
+    until = time.monotonic() + _GRACE
+    while is_locked(directory):
+        if time.monotonic() > until:
+            raise _Held("another process runs it, and goes on")
+        time.sleep(_PAUSE)
 
 
 def run(job: SweepJob) -> None:
