@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from test_sweeps import FILES, TINY, plan, started, swept, titles, wait_for, workers
+from test_sweeps import FILES, LONGER, TINY, plan, started, swept, titles, wait_for, workers
 
 from rltool.errors import ConfigError
 from rltool.records import Record
@@ -25,7 +25,6 @@ from rltool.sweeps.launchers import fill
 from rltool.sweeps.watching import Watch
 
 LAUNCHERS = ("slurm", "slurm_local", "ray")
-LONG = ("eval=none", "total_frames=20_000")
 
 
 def has(plugin: str) -> bool:
@@ -210,7 +209,7 @@ def begun(sweep: Path, *jobs: str) -> bool:
 @needs_submitit
 def test_submitit_runs_what_the_local_launcher_runs_and_a_preempted_job_goes_on(tmp_path: Path) -> None:
     """Job 0 raises; the task of job 1 is told to end as Slurm would tell it, and is started again as Slurm would start it."""
-    words = (*LONG, "env.kwargs.fault=raise", "env.kwargs.at=200,1_000_000,1_000_001", "env.kwargs.obs=noise")
+    words = (*LONGER, "env.kwargs.fault=raise", "env.kwargs.at=200,1_000_000,1_000_001", "env.kwargs.obs=noise")
     sweep = tmp_path / "s"
     process = started(sweep, "hydra/launcher=slurm_local", *words)
     wait_for(lambda: begun(sweep, "1"))
@@ -270,7 +269,7 @@ def test_what_runs_here_ends_with_the_command_and_goes_on_when_it_is_started_aga
     launcher: str, tmp_path: Path
 ) -> None:
     sweep = tmp_path / "s"
-    words = (f"hydra/launcher={launcher}", "seed=0,1", *LONG)
+    words = (f"hydra/launcher={launcher}", "seed=0,1", *LONGER)
     process = started(sweep, *words)
     first = ("0",) if launcher == "basic" else ("0", "1")
     wait_for(lambda: begun(sweep, *first), 120)
@@ -291,7 +290,7 @@ def test_what_runs_here_ends_with_the_command_and_goes_on_when_it_is_started_aga
 def test_ray_runs_what_the_local_launcher_runs_and_loses_no_job(tmp_path: Path) -> None:
     """Two at a time. Of job 0 the process is killed; of job 1 Ray's worker, as if its node were gone."""
     sweep = tmp_path / "s"
-    words = ("seed=0,1,2", "env.kwargs.obs=noise", *LONG)
+    words = ("seed=0,1,2", "env.kwargs.obs=noise", *LONGER)
     process = started(sweep, "hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2", *words)
     wait_for(lambda: begun(sweep, "0", "1"), 120)
     here = psutil.Process(process.pid).children(recursive=True)
