@@ -308,6 +308,12 @@ def _digits(ranking: Ranking) -> int:
 
 def _against_second(ranking: Ranking, best: Configuration, second: Configuration) -> str:
     assert ranking.better is not None
+    equal = sum(one.tier == best.tier and one.objective == best.objective for one in ranking.ranked)
+    if equal > 1:
+        return (
+            f"{equal} configurations score the same, and it is the first of them. Who learns fastest may tell them apart: "
+            "tune.objective=auc in a search, rltool compare … at=auc of a grid."
+        )
     chance = interval(ranking.better, 2)
     told = f"It beats the second, {title_of(second, ranking)}, with a probability of {chance}:"
     if ranking.really_worse:
