@@ -24,7 +24,8 @@ _EXAMPLES = {
     "train": (
         ("rltool train algo=ppo env=inverted_double_pendulum", ""),
         ("rltool train algo=dqn env=cartpole optim.lr=1e-3 algo.double=true", ""),
-        ("rltool train -m algo=ppo env=cartpole seed=0,1,2", "a run for each value"),
+        ("rltool train -m algo=ppo env=cartpole seed=0,1,2", "a sweep: a run for each value"),
+        ("rltool train -m tune=ppo algo=ppo env=cartpole", "a search for good values (extra: sweep)"),
         ("rltool train algo=ppo env=gym env.id=my_module:MyEnv-v0", "an environment of your own"),
         ("rltool train resume=runs/cartpole-ppo/… total_frames=2e6", "go on from its last checkpoint"),
     ),
@@ -268,6 +269,8 @@ def page(command: str, options: Options) -> str:
 
         lines += ["", _heading("columns"), *_wrapped(", ".join(COLUMNS), "  ")]
         lines += ["", _heading("words"), *_columns(_RUN_WORDS, 18)]
+    if command == "train":
+        lines += ["", *_sweep_keys(files, choices)]
     if command in ("train", "config"):
         lines += ["", _heading("values"), *_columns(_SYNTAX, 26)]
     told = {**_OPTIONS, "--help": _OPTIONS["--help"] if command in _CHOOSING else ("-h, --help", "this page")}
@@ -303,6 +306,26 @@ def _train_keys(files: ConfigFiles, choices: Mapping[str, str]) -> list[str]:
                     *_keys(schema, option.node, f"{group}."),
                 ]
     return lines
+
+
+def _sweep_keys(files: ConfigFiles, choices: Mapping[str, str]) -> list[str]:
+    """What concerns the jobs of a sweep together."""
+    from rltool.schema import JobsConfig, TuneConfig
+
+    lines = [_heading("with -m"), *_wrapped("A run for each combination of values, and an answer: rltool sweep.", "  ")]
+    for group in ("hydra/launcher", "hydra/sweeper"):
+        options = [files.read(group, name) for name in files.options(group)]
+        lines += ["", *_columns([(f"{group}={option.name}", option.description) for option in options], 28)]
+    sweep = files.primary("train")["sweep"]
+    assert isinstance(sweep, Mapping)
+    lines += ["", *_keys(JobsConfig, sweep, "sweep.")]
+    tune = files.read("tune", choices.get("tune", files.defaults("train")["tune"]))
+    return [
+        *lines,
+        "",
+        *_wrapped(f"tune={tune.name}: {tune.description}", "  "),
+        *_keys(TuneConfig, tune.node, "tune."),
+    ]
 
 
 def _groups(files: ConfigFiles, defaults: Mapping[str, str]) -> list[str]:

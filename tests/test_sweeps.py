@@ -14,11 +14,12 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
+from rltool.cli import main
 from rltool.composition import read_overrides
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError
 from rltool.records import Record
-from rltool.schema import JobsConfig
+from rltool.schema import JobsConfig, TuneConfig
 from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import Sweep, SweepJob
 from rltool.sweeps.planning import planned
@@ -396,3 +397,12 @@ def test_who_starts_a_job_ends_it_by_dying(tmp_path: Path) -> None:
     child._process.stdin.close()
     assert child._process.wait(timeout=30) == 143
     assert sweep.jobs[0].status == "interrupted"
+
+
+def test_the_help_page_of_train_tells_what_sweeps_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    page = capsys.readouterr().out
+    keys = [f"sweep.{name}=" for name in JobsConfig.model_fields] + [
+        f"tune.{name}=" for name in TuneConfig.model_fields
+    ]
+    assert not [key for key in (*keys, "hydra/launcher=slurm", "hydra/sweeper=tune") if key not in page]
