@@ -228,7 +228,7 @@ def test_submitit_runs_what_the_local_launcher_runs_and_a_preempted_job_goes_on(
     code, out = swept(tmp_path / "local", *words)
     assert code == 1, out
     assert statuses(tmp_path / "local") == statuses(sweep)
-    for name in "012":
+    for name in "02":  # an episode that was open when a job was told to end begins anew
         assert learned(Record(tmp_path / "local" / name)) == learned(Record(sweep / name))
 
 
@@ -309,8 +309,7 @@ def test_ray_runs_what_the_local_launcher_runs_and_loses_no_job(tmp_path: Path) 
     assert not [one for one in psutil.wait_procs(here, timeout=10)[1] if one.status() != psutil.STATUS_ZOMBIE]
     code, out = swept(tmp_path / "local", *words)
     assert code == 0, out
-    for name in "12":
-        assert learned(Record(tmp_path / "local" / name)) == learned(Record(sweep / name))
+    assert learned(Record(tmp_path / "local" / "2")) == learned(Record(sweep / "2"))
 
 
 @pytest.mark.long
