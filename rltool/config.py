@@ -18,7 +18,7 @@ from rltool import registry
 from rltool.errors import ConfigError, Problem
 from rltool.importing import import_user_module
 from rltool.registry import Schema
-from rltool.schema import RunConfig
+from rltool.schema import JobsConfig, RunConfig, TuneConfig
 from rltool.wording import Path, Shape, did_you_mean, dotted, found, nearest
 
 Tree = dict[str, object]
@@ -341,7 +341,9 @@ def _unknown(full: Path, root: Shape, path: Path, whole: _Whole) -> Problem:
         return Problem(dotted(full), f"no such key for {group} kind {known}", f"It is a key of {' and '.join(owners)}")
     guesses = [dotted((*full[:-1], guess)) for guess in nearest(name, siblings)]
     if not guesses:
-        guesses = [key for key in whole.declared() if key.rpartition(".")[2] == name][:3]
+        together: dict[str, type[Schema]] = {"sweep": JobsConfig, "tune": TuneConfig}
+        declared = [*whole.declared(), *(f"{node}.{key}" for node, of in together.items() for key in of.model_fields)]
+        guesses = [key for key in declared if key.rpartition(".")[2] == name][:3]
     hint = did_you_mean(guesses)
     if not hint and siblings:
         hint = f"Keys of {dotted(full[:-1]) or 'the configuration'}: {', '.join(siblings)}"

@@ -204,8 +204,12 @@ class Claim:
         self._made = tuple(made)
 
     @classmethod
-    def make(cls, path: Path) -> Claim:
+    def make(cls, path: Path, key: str = "hydra.run.dir") -> Claim:
         """Makes the directory where it is missing.
+
+        Args:
+            path: see above.
+            key: the key that names it.
 
         Raises:
             ConfigError: it holds a run already, or it cannot be made or written to.
@@ -221,18 +225,18 @@ class Claim:
                 f"{blocker} is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
             )
             raise ConfigError(
-                Problem("hydra.run.dir", f"cannot make the run directory {path}: {reason}", "Choose another place")
+                Problem(key, f"cannot make the directory {path}: {reason}", "Choose another place")
             ) from error
         claim = cls(path, missing[::-1])
         if not os.access(path, os.W_OK | os.X_OK):
             claim.give_back()
-            raise ConfigError(Problem("hydra.run.dir", f"no permission to write into {path}", "Choose another place"))
+            raise ConfigError(Problem(key, f"no permission to write into {path}", "Choose another place"))
         if (path / "config.yaml").exists():
             raise ConfigError(
                 Problem(
-                    "hydra.run.dir",
+                    key,
                     f"{path} already holds a run",
-                    f"Continue that run with resume={path}, or leave hydra.run.dir out and get a new directory",
+                    f"Continue that run with resume={path}, or leave {key} out and get a new directory",
                 )
             )
         return claim

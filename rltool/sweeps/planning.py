@@ -140,7 +140,7 @@ def claimed(path: Path, kind: str) -> Iterator[None]:
         raise ConfigError(
             Problem("hydra.sweep.dir", f"{path} holds a sweep of another kind ({found}), and this is {kind}")
         )
-    claim = Claim.make(path)
+    claim = Claim.make(path, "hydra.sweep.dir")
     lock = FileLock(path / _LOCK, timeout=0.2)
     try:
         if kind == "grid":
