@@ -20,6 +20,7 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError
 from rltool.records import Record
 from rltool.schema import JobsConfig, TuneConfig
+from rltool.sweeps.answer import answer
 from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import Sweep, SweepJob
 from rltool.sweeps.planning import planned
@@ -91,6 +92,17 @@ def test_jobs_that_are_there_keep_their_directories(tmp_path: Path) -> None:
     second = plan(tmp_path / "s", "seed=1,2,0", "sweep.jobs=1")
     assert {job.name: job.config["seed"] for job in second.jobs} == {"0": 0, "1": 1, "2": 2}
     assert [job.status for job in second.jobs] == ["waiting", "finished", "waiting"]
+
+
+def test_a_job_that_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
+    """It keeps its directory; the job that it was is planned anew beside it."""
+    plan(tmp_path / "s", "seed=0,1")
+    (tmp_path / "s" / "0" / "job.json").write_text('{"words": [')
+    sweep = Sweep.read(tmp_path / "s")
+    assert [job.name for job in sweep.jobs] == ["1"]
+    assert "0/job.json cannot be read" in sweep.damaged[0]
+    assert answer(sweep).notes[0] == f"left out: {sweep.damaged[0]}"
+    assert {job.name: job.config["seed"] for job in plan(tmp_path / "s", "seed=0,1").jobs} == {"1": 1, "2": 0}
 
 
 def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:

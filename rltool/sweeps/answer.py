@@ -68,7 +68,8 @@ class Result:
         lines = [line.strip() for line in (self.run.error or "").splitlines() if line.strip()]
         if lines:
             return lines[-1]
-        return "its process is gone and said nothing" if self.status == "killed" else f"it is {self.status}"
+        silent = {"killed": "its process is gone and said nothing", "unknown": "its files do not say how it ended"}
+        return silent.get(self.status, f"it was {self.status}")
 
     def to_json(self) -> dict[str, JsonValue]:
         """All of it as plain values: a row of results.csv."""
@@ -268,7 +269,7 @@ class Answer:
 
 def answer(sweep: Sweep) -> Answer:
     """What the jobs of a sweep say, as far as they are; jobs that go on count once they have ended."""
-    notes: list[str] = []
+    notes = [f"left out: {text}" for text in sweep.damaged]
     found = [Result(job, job.record, _status(job)) for job in sweep.jobs]
     ended = tuple(result.run for result in found if result.status in ENDED)
     at = choose_score([Group("", ended)], SUMMARISED, "final", notes) if ended else "final"

@@ -119,11 +119,26 @@ class Sweep:
     varied: tuple[str, ...]
     details: Mapping[str, JsonValue] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def jobs(self) -> tuple[SweepJob, ...]:
-        """The jobs there are, in the order of their names, 2 before 10."""
-        found = (path.parent for path in self.path.glob(f"*/{_JOB}"))
-        return tuple(SweepJob.read(directory) for directory in sorted(found, key=_order))
+        """The jobs there are, in the order of their names, 2 before 10; those that cannot be read are left out."""
+        return self._found[0]
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Why jobs cannot be read, a text each."""
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[tuple[SweepJob, ...], tuple[str, ...]]:
+        jobs: list[SweepJob] = []
+        damaged: list[str] = []
+        for path in sorted(self.path.glob(f"*/{_JOB}"), key=lambda path: _order(path.parent)):
+            try:
+                jobs.append(SweepJob.read(path.parent))
+            except ConfigError as error:
+                damaged += map(str, error.problems)
+        return tuple(jobs), tuple(damaged)
 
     def write(self) -> None:
         """Writes what was asked for; the jobs are written one by one."""
