@@ -21,8 +21,8 @@ from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import SweepJob
 from rltool.sweeps.pool import Pool
 
-# Seconds between two looks at the files of the jobs.
-_PAUSE = 1.0
+# Seconds between two looks at the processes, and at the files of the jobs.
+_TICK, _PAUSE = 0.1, 1.0
 # Seconds between two lines that say how far a sweep is, where nothing is redrawn.
 TOLD = 300.0
 # Lines around the jobs.
@@ -34,7 +34,7 @@ _COLOURS = {
 
 
 class Board:
-    """Shows a pool at work, used as a context manager.
+    """Looks after a pool at work, and shows it; used as a context manager: whatever ends that ends the jobs.
 
     Args:
         pool: the jobs that wait and run.
@@ -51,6 +51,7 @@ class Board:
         self._begun = time.monotonic()
 
     def __enter__(self) -> Self:
+        self._pool.note = self.note
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop", transient=True)
             self._live.start()
@@ -62,6 +63,16 @@ class Board:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if error is not None:
+            running = counted(len(self._pool.running), "job")
+            self.note(f"ending {running}, each after its batch; Ctrl-C again: at once")
+            self._pool.close()
+
+    def turn(self) -> None:
+        """Starts what there is room for, says what has ended, and waits a moment."""
+        self.ended(self._pool.step())
+        self.show()
+        time.sleep(_TICK)
 
     def note(self, text: str) -> None:
         """A line that stays."""

@@ -7,7 +7,6 @@ has to be installed.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from rltool.sweeps.tuning import Tuning
 
 _PACKAGE = "hydra_plugins"
-# Seconds between two looks at the processes.
-_TICK = 0.1
 
 
 class LocalLauncher(Launcher):
@@ -128,24 +125,13 @@ def settings_of(config: DictConfig) -> SweepConfig:
 
 
 def run_all(pool: Pool, jobs: Sequence[SweepJob]) -> None:
-    """Runs jobs to their end, and shows how they go. Whatever ends this ends them, too."""
-    done = 0
+    """Runs jobs to their end, and shows how they go."""
     for job in jobs:
         pool.add(job)
     with Board(pool, len(jobs)) as board:
-        pool.note = board.note
         board.note(f"{counted(len(jobs), 'job')}, as many at a time as fit: {pool.limit}")
-        try:
-            while pool.busy:
-                ended = pool.step()
-                done += len(ended)
-                board.ended(ended)
-                board.show()
-                time.sleep(_TICK)
-        except BaseException:
-            board.note(f"ending {counted(len(pool.running), 'job')}, each after its batch; Ctrl-C again: at once")
-            pool.close()
-            raise
+        while pool.busy:
+            board.turn()
 
 
 def register(tuning: Tuning | None = None) -> None:

@@ -29,8 +29,8 @@ from rltool.sweeps.study import Proposal, Search, Trial
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# Seconds between two looks at the processes, and at the evaluations of their runs.
-_TICK, _PAUSE = 0.1, 1.0
+# Seconds between two looks at the evaluations of runs.
+_PAUSE = 1.0
 # Runs at a time where somebody else has the machines and sweep.jobs names no number.
 _ELSEWHERE = 12
 
@@ -90,36 +90,27 @@ class Tuning:
         """Runs trials on this machine; a new one begins whenever there is room, whatever the others are at."""
         underway: dict[int, list[SweepJob]] = {}
         with Board(pool, None) as board:
-            pool.note = board.note
             board.note(f"up to {self.search.limit:,} trials of {self.together.tune.seeds} runs: {pool.limit}")
-            try:
-                looked, more = 0.0, True
-                while more or underway:
-                    while more and pool.has_room:
-                        begun = self._begin(board.note)
-                        more = begun is not None
-                        if begun is not None:
-                            underway[begun[0]] = begun[1]
-                            for job in begun[1]:
+            looked, more = 0.0, True
+            while more or underway:
+                while more and pool.has_room:
+                    begun = self._begin(board.note)
+                    more = begun is not None
+                    if begun is not None:
+                        underway[begun[0]] = begun[1]
+                        for job in begun[1]:
+                            if job.status not in DONE:
                                 pool.add(job)
-                    board.ended(pool.step())
-                    if time.monotonic() - looked > _PAUSE:
-                        looked = time.monotonic()
-                        self._prune(underway, pool.withdraw)
-                    for number in [number for number, jobs in underway.items() if not pool.holds(jobs)]:
-                        board.note(self._told(self.search.tell(number, underway.pop(number))))
-                    board.show()
-                    time.sleep(_TICK)
-                for job in self._final_jobs(board.note):
-                    pool.add(job)
-                while pool.busy:
-                    board.ended(pool.step())
-                    board.show()
-                    time.sleep(_TICK)
-            except BaseException:
-                board.note("ending the runs, each after its batch; Ctrl-C again: at once")
-                pool.close()
-                raise
+                board.turn()
+                if time.monotonic() - looked > _PAUSE:
+                    looked = time.monotonic()
+                    self._prune(underway, pool.withdraw)
+                for number in [number for number, jobs in underway.items() if not pool.holds(jobs)]:
+                    board.note(self._told(self.search.tell(number, underway.pop(number))))
+            for job in self._final_jobs(board.note):
+                pool.add(job)
+            while pool.busy:
+                board.turn()
 
     def in_batches(self, launch: Launch, note: Callable[[str], object] = print) -> None:
         """Runs trials through somebody else's launcher, which returns when all of a batch have ended.
