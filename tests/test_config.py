@@ -21,12 +21,13 @@ from rltool.configfiles import ConfigFiles, conf_dir, flat
 from rltool.errors import ConfigError
 from rltool.launch import check, check_jobs
 from rltool.registry import Schema
-from rltool.schema import CompareConfig, EnvCheckConfig, EvalRunConfig, PlotConfig, RunConfig, SweepConfig
+from rltool.schema import CompareConfig, EnvCheckConfig, EvalRunConfig, PlotConfig, RunConfig, SweepConfig, TuneConfig
 from rltool.wording import Shape
 
 FILES = ConfigFiles.find_main()
 PARTIAL = ("tuned", "experiment")
-OPTIONS = {group: list(FILES.options(group)) for group in FILES.groups() if group not in PARTIAL}
+APART = (*PARTIAL, "tune")  # of a sweep, in no run's configuration
+OPTIONS = {group: list(FILES.options(group)) for group in FILES.groups() if group not in APART}
 OTHERS = {"eval": EvalRunConfig, "env": EnvCheckConfig, "plot": PlotConfig, "compare": CompareConfig}
 # A run that every option can be part of.
 BASE = {"env": "cartpole", "algo": "dqn"}
@@ -119,6 +120,17 @@ def test_an_algorithm_is_valid_with_what_it_brings_along(algo: str) -> None:
 def test_the_config_of_another_command_has_exactly_the_keys_of_its_schema(name: str, schema: type[Schema]) -> None:
     choices = [f"{group}=cartpole" for group in FILES.defaults(name)]
     assert set(compose(choices, FILES, name).tree) == set(schema.model_fields)
+
+
+@pytest.mark.parametrize("option", FILES.options("tune"))
+def test_a_search_has_exactly_the_keys_of_its_schema(option: str) -> None:
+    algo = "ppo" if option == "default" else option
+    composed = compose(["env=pendulum" if algo == "sac" else "env=cartpole", f"algo={algo}", f"tune={option}"], FILES)
+    node = composed.together["tune"]
+    assert isinstance(node, dict)
+    assert set(node) == set(TuneConfig.model_fields)
+    assert SweepConfig.model_validate(composed.together).tune.trials > 0
+    assert composed.choices["hydra/sweeper"] == ("grid" if option == "default" else "tune")
 
 
 def test_the_primary_config_has_every_key_that_no_group_has() -> None:

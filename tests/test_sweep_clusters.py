@@ -263,7 +263,7 @@ def test_slurm_is_told_what_jobs_need_and_goes_on_when_the_command_is_interrupte
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "launcher", [pytest.param("slurm_local", marks=needs_submitit), pytest.param("ray", marks=needs_ray), "basic"]
+    "launcher", [pytest.param("slurm_local", marks=needs_submitit), pytest.param("ray", marks=needs_ray)]
 )
 def test_what_runs_here_ends_with_the_command_and_goes_on_when_it_is_started_again(
     launcher: str, tmp_path: Path
@@ -271,14 +271,13 @@ def test_what_runs_here_ends_with_the_command_and_goes_on_when_it_is_started_aga
     sweep = tmp_path / "s"
     words = (f"hydra/launcher={launcher}", "seed=0,1", *LONGER)
     process = started(sweep, *words)
-    first = ("0",) if launcher == "basic" else ("0", "1")
-    wait_for(lambda: begun(sweep, *first), 120)
+    wait_for(lambda: begun(sweep, "0", "1"), 120)
     here = [process_of(sweep, "0"), *psutil.Process(process.pid).children(recursive=True)]
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert not [one for one in psutil.wait_procs(here, timeout=5)[1] if one.status() != psutil.STATUS_ZOMBIE]
-    assert statuses(sweep) == ["interrupted", "waiting" if launcher == "basic" else "interrupted"], out
+    assert statuses(sweep) == ["interrupted", "interrupted"], out
     code, out = swept(sweep, *words)
     assert code == 0, out
     assert statuses(sweep) == ["finished", "finished"]

@@ -337,7 +337,7 @@ def test_jobs_equal_the_single_run_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     sweep = tmp_path / "s"
     words = ("seed=0,1", *LONGER, "sweep.jobs=1")
@@ -345,7 +345,7 @@ def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, 
     wait_for(lambda: (sweep / "0" / "checkpoints" / "last.ckpt").exists())
     process.send_signal(how)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}[how.name], out
+    assert process.returncode == {"SIGINT": 130, "SIGKILL": -9}[how.name], out
     wait_for(lambda: not workers(sweep), 20)
     jobs = Sweep.read(sweep).jobs
     assert [job.status for job in jobs] == ["interrupted", "waiting"]

@@ -132,7 +132,8 @@ class Elsewhere:
         if self._target != _SLURM:
             return set()
         folder = Path(str(self._config.hydra.launcher.submitit_folder)).parent
-        return {path.name.partition("_")[0] for path in folder.glob("[0-9]*")}
+        names = {path.name.partition("_")[0] for path in folder.glob("*/")}  # beside the pickles of submitit
+        return {name for name in names if name.isdigit()}
 
     def _say_what_goes_on(self, tasks: set[str]) -> None:
         if tasks:
