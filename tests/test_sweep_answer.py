@@ -495,6 +495,7 @@ def test_without_the_extra_the_table_is_made_and_says_what_to_install(
     assert not list(made.path.glob("*.png"))
 
 
+@pytest.mark.long
 def test_what_cannot_be_drawn_is_told_in_a_few_words(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     alone = grid(tmp_path, {RATES[0]: [1, 3]})

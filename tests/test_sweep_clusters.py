@@ -41,7 +41,7 @@ needs_ray = pytest.mark.skipif(not has("hydra_ray_launcher"), reason="the extra 
 # ------------------------------------------------------------------------------------------------------------- checked
 
 
-@pytest.mark.parametrize(("launcher", "extra"), [("slurm", "slurm"), ("slurm_local", "slurm"), ("ray", "ray")])
+@pytest.mark.parametrize(("launcher", "extra"), [("slurm_local", "slurm"), ("ray", "ray")])
 def test_a_launcher_that_is_not_installed_names_its_extra(
     launcher: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +53,7 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.long
 def test_slurm_is_used_where_there_is_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rltool.sweeps.launchers._is_installed", lambda package: True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -62,6 +63,7 @@ def test_slurm_is_used_where_there_is_slurm(tmp_path: Path, monkeypatch: pytest.
     assert len(plan(tmp_path / "s", "seed=0,1", "hydra/launcher=slurm").jobs) == 2
 
 
+@pytest.mark.long
 def test_what_only_the_local_launcher_looks_at_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rltool.sweeps.launchers._is_installed", lambda package: True)
     with pytest.raises(ConfigError) as refused:

@@ -378,6 +378,7 @@ def asked(search: Search) -> Proposal:
     return proposal
 
 
+@pytest.mark.long
 def test_a_search_ends_with_as_many_trials_as_there_are_to_be(search: Any, runs: Any) -> None:
     first = search(trials=3)
     for number, value in enumerate([1.0, 3.0, 3.0]):
@@ -391,6 +392,7 @@ def test_a_search_ends_with_as_many_trials_as_there_are_to_be(search: Any, runs:
     assert search(trials=4).ask().number == 3
 
 
+@pytest.mark.long
 def test_every_combination_of_a_grid_is_tried_once(search: Any, runs: Any) -> None:
     words = ("optim=adam,sgd", "algo.epochs=range(1,4)")
     seen = []
@@ -406,6 +408,7 @@ def test_every_combination_of_a_grid_is_tried_once(search: Any, runs: Any) -> No
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.long
 def test_a_resumed_study_asks_for_other_points(search: Any, runs: Any, sampler: str) -> None:
     values = set()
     for number in range(4):  # each by a process of its own
@@ -654,6 +657,7 @@ def test_the_mean_over_the_seeds_is_what_is_judged(search: Any, runs: Any) -> No
 
 
 @pytest.mark.parametrize("pruner", ["median", "asha"])
+@pytest.mark.long
 def test_the_first_trials_are_never_pruned(search: Any, runs: Any, pruner: str) -> None:
     here = search(startup_trials=3, prune_after=0.3, pruner=pruner)
     finished(here, runs, *([[5] * 3] * 2))
@@ -672,6 +676,7 @@ def test_successive_halving_keeps_the_best_third(search: Any, runs: Any) -> None
     assert verdicts == [False, True, False, True, False]
 
 
+@pytest.mark.long
 def test_hyperband_prunes_in_some_of_its_brackets(search: Any, runs: Any) -> None:
     here = search(pruner="hyperband", prune_after=0.3)
     finished(here, runs, [5] * 3, [6] * 3)
@@ -690,6 +695,7 @@ def test_nobody_is_pruned_without_a_pruner_or_with_several_objectives(
     assert here.to_json()["pruner"] == "none"
 
 
+@pytest.mark.long
 def test_where_few_frames_are_sought_low_returns_are_pruned(search: Any, runs: Any) -> None:
     here = search(objective="frames", prune_after=0.3)
     finished(here, runs, *([[100, 200, 300, 475]] * 3))
