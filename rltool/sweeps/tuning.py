@@ -90,7 +90,9 @@ class Tuning:
         """Runs trials on this machine; a new one begins whenever there is room, whatever the others are at."""
         underway: dict[int, list[SweepJob]] = {}
         with Board(pool, None) as board:
-            board.note(f"up to {self.search.limit:,} trials of {self.together.tune.seeds} runs: {pool.limit}")
+            board.note(
+                f"up to {self.search.limit:,} trials of {counted(self.together.tune.seeds, 'run')}: {pool.limit}"
+            )
             looked, more = 0.0, True
             while more or underway:
                 while more and pool.has_room:
@@ -221,7 +223,7 @@ class Tuning:
         left = [job for job in jobs if job.status not in (*DONE, "running")]
         if left:
             note(
-                f"trial {winner.number} is the best: {len(left)} runs of it on fresh seeds, since its score was the best of many"
+                f"trial {winner.number} is the best: {counted(len(left), 'run')} of it on fresh seeds, since its score was the best of many"
             )
         return left
 
