@@ -44,6 +44,9 @@ _FOUND_KEYS = PATH_KEYS - {"out", "trajectories"}
 # Hydra compares our conf/hydra/launcher/ray.yaml with what the plugin has registered under that name, and complains that it does.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/ray' is validated")
 
+# Words that are no paths.
+_NULLS = ("null", "None", "???", "")
+
 # Nodes of conf/train.yaml that concern the jobs of a sweep together.
 TOGETHER = ("sweep", "tune")
 
@@ -174,7 +177,7 @@ def read_overrides(
     name: str = "train",
     multirun: bool = False,
     choices_allowed: bool = True,
-    several: str = "Add -m to run them one after the other",
+    several: str = "Add -m to run them side by side",
 ) -> Line:
     """The overrides of a command line: parsed, made ready for Hydra, and the choices of groups checked.
 
@@ -419,7 +422,7 @@ def _absolute(value: str, *, named: bool) -> str:
     Raises:
         ConfigError: several runs are called so.
     """
-    if value in ("null", "None", "???", ""):
+    if value in _NULLS:
         return value
     try:
         override = OverridesParser.create().parse_override(f"path={value}")
@@ -433,8 +436,11 @@ def _absolute(value: str, *, named: bool) -> str:
             if isinstance(path, bool) or not isinstance(path, str | int | float):
                 return value
             paths = [path if isinstance(path, str) else value]  # the name of a run may look like a number
-    places = [located(path) if named else os.path.expanduser(path) for path in paths]
-    return ",".join(quoted(os.path.abspath(place)) for place in places)
+    return ",".join(path if path in _NULLS else quoted(_place(path, named=named)) for path in paths)
+
+
+def _place(path: str, *, named: bool) -> str:
+    return os.path.abspath(located(path) if named else os.path.expanduser(path))
 
 
 def _choice_problem(group: str, option: str, files: ConfigFiles) -> Problem | None:

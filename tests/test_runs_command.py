@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fakes import fake_run
 from filelock import FileLock
 from recorded import CONFIG, SUMMARY, recorded
 from test_cli import Rltool, Training, command, training  # noqa: F401 (fixtures)
@@ -615,3 +616,19 @@ def test_names_are_completed(
     monkeypatch.setenv("COMP_LINE", line)
     answer = command("-sc", "query=bash")
     assert sorted(answer.out.split()) == sorted(expected.split())
+
+
+def test_show_says_what_fresh_episodes_gave(
+    command: Rltool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    """The figure to quote, beside the last evaluation in training."""
+    monkeypatch.chdir(tmp_path)
+    run = fake_run(tmp_path / "run", [(1000, 500.0)], fresh=437.25)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["final_evaluation"]["last"] |= {"ci_low": 401.5, "ci_high": 470.0, "episodes": 100}
+    (run / "summary.json").write_text(json.dumps(summary))
+    said = " ".join(command("show", "run").out.split())
+    assert "last, fresh 437.25 mean return (401.50 to 470.00), 100 episodes after training" in said
+    assert "best, fresh" not in said

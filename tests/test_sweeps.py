@@ -418,3 +418,46 @@ def test_the_help_page_of_train_tells_what_sweeps_have(capsys: pytest.CaptureFix
         f"tune.{name}=" for name in TuneConfig.model_fields
     ]
     assert not [key for key in (*keys, "hydra/launcher=slurm", "hydra/sweeper=tune") if key not in page]
+
+
+@pytest.mark.parametrize("words", ["seed=range(0)", "seed=range(0,5,0)"])
+def test_values_that_are_none_are_refused(words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seed: expected at least one value, found none in range"):
+        plan(tmp_path / "s", words)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_job_that_repeats_another_is_left_out(tmp_path: Path) -> None:
+    """One run is one seed, however often it was typed; seeds that are drawn are all different."""
+    assert titles(plan(tmp_path / "s", "seed=0,0,1")) == {"0": "seed=0", "1": "seed=1"}
+    assert len(plan(tmp_path / "drawn", "seed=null,null").jobs) == 2
+
+
+def test_jobs_that_are_not_asked_for_are_not_run_again(tmp_path: Path) -> None:
+    plan(tmp_path / "s", "seed=0,1")
+    typed = ["algo=ppo", "env=cartpole", f"hydra.sweep.dir={tmp_path / 's'}", "seed=1,2", "quiet=true"]
+    with planned(typed, read_overrides(typed, FILES, multirun=True), FILES) as it:
+        assert [job.name for job in it.jobs] == ["1", "2"]  # quiet changes nothing of what is learned
+        assert "1 of 2 jobs are there already, 0 done; 1 that are not asked for stay as they are" in it.told
+
+
+def test_rows_are_configurations_whatever_was_typed(tmp_path: Path) -> None:
+    """Sessions with other words in one directory: no row holds runs of two configurations, and a default is its value."""
+    for words in (["seed=0,1"], ["seed=0,1", "algo.gamma=0.5"], ["seed=0", "optim.lr=0.001,0.125"]):
+        plan(tmp_path / "s", "tuned=none", *words)
+    (ranking,) = answer(Sweep.read(tmp_path / "s")).rankings
+    found = {(row.values["optim.lr"], row.values["algo.gamma"]): len(row.results) for row in ranking.ranked}
+    assert found == {(3e-4, 0.99): 2, (3e-4, 0.5): 2, (0.001, 0.99): 1, (0.125, 0.99): 1}
+
+
+def test_a_path_that_is_none_stays_so_among_others(tmp_path: Path) -> None:
+    (typed,) = read_overrides(["init=a.ckpt,null"], FILES, multirun=True, choices_allowed=False).typed
+    assert typed.values[1] == "null"
+    assert typed.values[0].strip("'").endswith("/a.ckpt")
+
+
+def test_a_search_for_whole_numbers_between_any_is_refused(tmp_path: Path) -> None:
+    """Both ends are whole, what lies between is not."""
+    with pytest.raises(ConfigError, match=r"algo.epochs: expected a whole number"):
+        plan(tmp_path / "s", "hydra/sweeper=tune", "algo.epochs=interval(1,5)")
+    assert not (tmp_path / "s").exists()

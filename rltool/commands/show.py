@@ -131,7 +131,17 @@ def how_it_went(record: Record) -> list[tuple[str, str]]:
         rows.append(("best", _evaluation(record.best, record.cut("best"), record)))
     if record.last is not None:
         rows.append(("last", _evaluation(record.last, record.cut("last"), record)))
+    rows += [(f"{policy}, fresh", _fresh(of)) for policy in ("best", "last") if (of := record.final(policy))]
     return rows
+
+
+def _fresh(told: Mapping[str, object]) -> str:
+    """The evaluation on fresh episodes after training: of all figures the one to quote."""
+    mean, low, high, episodes = (told.get(name) for name in ("mean", "ci_low", "ci_high", "episodes"))
+    text = f"{mean:,.2f} mean return" if isinstance(mean, int | float) else "-"
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        text += f" ({low:,.2f} to {high:,.2f})"
+    return text + (f", {counted(episodes, 'episode')} after training" if isinstance(episodes, int) else "")
 
 
 def _evaluation(found: tuple[int, float], cut: int | None, record: Record) -> str:

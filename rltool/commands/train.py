@@ -84,8 +84,8 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
 
     with planned(options.overrides, line, files) as plan:
         path = plan.sweep.path
-        print(plan.told or f"sweep: {shown(path)}", flush=True)
-        register(plan.tuning)
+        print(plan.told, flush=True)
+        register(plan)
         words = [one.hydra for one in line.typed if one.key != "hydra.sweep.dir"]
         try:
             _hydra(options.searching(plan.files), [*words, f"hydra.sweep.dir={quoted(str(path))}"], plan.files)
@@ -97,7 +97,10 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
                 f"The same command with hydra.sweep.dir={shown(path)} goes on; {program('rltool')} sweep {shown(path)} says how far it is"
             )
             raise
-        return report(Sweep.read(path), final=True)
+        code = report(Sweep.read(path), final=True)
+        return (
+            code if plan.tuning is None or plan.tuning.search.best() else 1
+        )  # a search without a finished trial found nothing
 
 
 @contextmanager

@@ -10,15 +10,17 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import JsonValue
 
 from rltool.comparison import SUMMARISED, GroupScores, Scored, choose_score, first_reached, rate, score_of
+from rltool.configfiles import flat
 from rltool.estimates import Estimate, estimate, improvement
-from rltool.grouping import Group
+from rltool.figures import counted
+from rltool.grouping import Group, differing, few, settings
 from rltool.records import Record
 from rltool.sweeps import scores
 from rltool.sweeps.jobs import Sweep, SweepJob
@@ -78,7 +80,7 @@ class Result:
             "name": self.job.name,
             "status": self.status,
             **{key: value for key, value in self.job.varied.items() if key != SEED},
-            "seed": self.job.config.get(SEED),
+            "seed": self.run.seed if started else self.job.config.get(SEED),
             "score": self.score,
             "frames": self.run.frames if started else None,
             "seconds": self.run.seconds if started else None,
@@ -281,6 +283,7 @@ def answer(sweep: Sweep) -> Answer:
         notes.append(
             f"{without} of {len(ended)} jobs that ended have no evaluation and no score: eval.interval=FRAMES evaluates"
         )
+    notes += _of_runs([result for result in results if result.score is not None])
     objectives = _objectives_of(sweep, notes)
     rankings = [
         _ranking(env, goals[env], [result for result in results if env_of(result.job) == env], sweep, objectives)
@@ -289,6 +292,16 @@ def answer(sweep: Sweep) -> Answer:
     if any(one.counts[PRUNED] for ranking in rankings for one in ranking.ranked):
         notes.append("of a pruned trial the last evaluations are shown; it ranks behind those that were not")
     return Answer(sweep, at, objectives, results, tuple(rankings), tuple(notes))
+
+
+def _of_runs(results: Sequence[Result]) -> Iterator[str]:
+    """What makes scores less, or more, than they seem."""
+    cut = [result.job.name for result in results if result.run.cut("last")]
+    if cut:
+        yield f"episodes of {counted(len(cut), 'job')} were cut at eval.max_steps: {few(cut)}"
+    longer = [one.job.name for one in results if one.run.total_frames not in (None, one.job.config.get("total_frames"))]
+    if longer:
+        yield f"trained for another budget than the sweep's: {few(longer)}"
 
 
 def _status(job: SweepJob) -> str:
@@ -346,8 +359,8 @@ def _ranking(
         if result.job.name.startswith(_WINNER):
             fresh.setdefault(result.job.trial, []).append(result)
             continue
-        values = {key: result.job.varied.get(key) for key in keys}
-        name = str(result.job.trial) if result.job.trial is not None else json.dumps(values, sort_keys=True)
+        of = result.job.trial if result.job.trial is not None else settings(result.job.config)
+        name = json.dumps(of, sort_keys=True)  # whatever was typed, and in however many sessions
         grouped.setdefault(name, []).append(result)
     resamples = min(_RESAMPLES, _ALL_RESAMPLES // max(len(grouped), 1))
     told = _telling(keys, [members[0].job for members in grouped.values()])
@@ -365,14 +378,31 @@ def _ranking(
 
 
 def _telling(keys: Iterable[str], jobs: Sequence[SweepJob]) -> list[str]:
-    """The keys whose values differ among jobs."""
-    return [key for key in keys if len({json.dumps(job.varied.get(key), sort_keys=True) for job in jobs}) > 1]
+    """The keys whose values differ among the jobs of different configurations: of the varied ones, and where these do not tell
+    all of them apart (a config file was another one in an earlier session), of all."""
+    telling = [key for key in keys if _distinct([key], jobs) > 1]
+    if _distinct(telling, jobs) == len(jobs) or any(job.trial is not None for job in jobs):
+        return telling
+    others = differing([settings(job.config) for job in jobs])
+    return telling + [key for key in others if not any(key == one or key.startswith(f"{one}.") for one in telling)]
+
+
+def _distinct(keys: Sequence[str], jobs: Sequence[SweepJob]) -> int:
+    return len({json.dumps([_value(job, key) for key in keys], sort_keys=True) for job in jobs})
+
+
+def _value(job: SweepJob, key: str) -> JsonValue:
+    """A job's value of a key as it is in its configuration; of a group the option that was typed, else its kind."""
+    leaves = flat(job.config)
+    node = job.config.get(key)
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    return cast("JsonValue", leaves[key]) if key in leaves else job.varied.get(key, kind)
 
 
 def _configuration(results: Sequence[Result], keys: Sequence[str], objective: str, resamples: int) -> Configuration:
     known = [Scored(one.run, one.score, one.reached) for one in results if one.score is not None]
     rated = rate("", known, "mean", resamples) if known else None
-    values = {key: results[0].job.varied.get(key) for key in keys}
+    values = {key: _value(results[0].job, key) for key in keys}
     return Configuration(values, tuple(results), rated, _objective(results, objective), results[0].job.trial)
 
 

@@ -27,10 +27,6 @@ _TICK, _PAUSE = 0.1, 1.0
 TOLD = 300.0
 # Lines around the jobs.
 _FRAME = 3
-_COLOURS = {
-    "running": "magenta", "finished": "green", "solved": "green", "stopped": "yellow", "pruned": "yellow",
-    "interrupted": "yellow", "failed": "red", "killed": "red",
-}  # fmt: skip
 
 
 class Board:
@@ -121,7 +117,7 @@ class Board:
             table.add_row(*_row(child))
         room -= len(pool.running)
         for job in list(pool.waiting)[: max(room, 0)]:
-            table.add_row(job.name, Text("waiting", style="bright_black"), job.title)
+            table.add_row(job.name, Text("waiting", style="bright_black"), job.brief)
         more = len(pool.waiting) - max(room, 0)
         elapsed = duration(time.monotonic() - self._begun)
         total = "" if self._total is None else f"{counted(self._total, 'job')}: "
@@ -133,7 +129,7 @@ class Board:
 def told(job: SweepJob) -> str:
     """How a job ended, in a line."""
     record = job.record
-    parts = [job.label, job.status]
+    parts = [f"job {job.name}" + (f" ({job.brief})" if job.brief else ""), job.status]
     if record.last is not None:
         parts.append(f"return {number(record.last[1])} at {record.last[0]:,} frames")
     if record.seconds is not None:
@@ -154,4 +150,4 @@ def _row(child: Child) -> tuple[str | Text, ...]:
             left = f"{duration(child.seconds * (total - frames) / gained).removeprefix('0:')} left"
     state = "ending" if child.asked_to_end else "running"
     evaluation = f"return {number(last[1])}" if last is not None else ""
-    return (child.job.name, Text(state, style=_COLOURS["running"]), child.job.title, share, evaluation, left)
+    return (child.job.name, Text(state, style="magenta"), child.job.brief, share, evaluation, left)

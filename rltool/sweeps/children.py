@@ -163,6 +163,8 @@ class Child:
         self._process.stdin.close()
         if self._reason:
             tell(self.job, "failed", self._reason)
+        elif self._asked and self.job.status == "waiting":
+            pass  # it was told to end before it had begun: it still waits
         elif code < 0:
             name = signal.Signals(-code).name
             often = ", often because memory ran out" if name == "SIGKILL" else ""

@@ -57,10 +57,9 @@ class SweepJob:
         return " ".join(f"{key}={value_shown(value)}" for key, value in self.varied.items())
 
     @property
-    def label(self) -> str:
-        """What it is called in a line: its name, and the title, or of a trial's, whose values stand elsewhere, the seed."""
-        title = self.title if self.trial is None else f"seed={self.varied.get('seed')}"
-        return f"job {self.name}" + (f" ({title})" if title else "")
+    def brief(self) -> str:
+        """The title; of a trial's, whose values stand elsewhere, the seed."""
+        return self.title if self.trial is None else f"seed={self.varied.get('seed')}"
 
     @property
     def record(self) -> Record:
@@ -87,8 +86,7 @@ class SweepJob:
     def write(self) -> None:
         """Makes the directory, and writes what the job is to run."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        told = {name: value for name, value in asdict(self).items() if name != "directory"}
-        replace_file(self.directory / _JOB, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
+        _write(self.directory / _JOB, self, but="directory")
 
     @classmethod
     def read(cls, directory: Path) -> SweepJob:
@@ -97,7 +95,7 @@ class SweepJob:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        return _checked(cls, _read(directory / _JOB) | {"directory": str(directory.absolute())}, directory / _JOB)
+        return _read(cls, directory / _JOB, but="directory")
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,7 @@ class Sweep:
 
     def write(self) -> None:
         """Writes what was asked for; the jobs are written one by one."""
-        told = {name: value for name, value in asdict(self).items() if name != "path"}
-        replace_file(self.path / _SWEEP, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
+        _write(self.path / _SWEEP, self, but="path")
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -152,7 +149,7 @@ class Sweep:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        return _checked(cls, _read(path / _SWEEP) | {"path": str(path.absolute())}, path / _SWEEP)
+        return _read(cls, path / _SWEEP, but="path")
 
 
 def is_job(path: Path) -> bool:
@@ -165,7 +162,13 @@ def is_sweep(path: Path) -> bool:
     return (path / _SWEEP).is_file()
 
 
-def _read(path: Path) -> dict[str, JsonValue]:
+def _write(path: Path, of: SweepJob | Sweep, *, but: str) -> None:
+    told = {name: value for name, value in asdict(of).items() if name != but}
+    replace_file(path, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
+
+
+def _read(kind: type[Kind], path: Path, *, but: str) -> Kind:
+    """What a file says of a job or a sweep, and of its directory, which is not in it."""
     try:
         told = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -175,12 +178,8 @@ def _read(path: Path) -> dict[str, JsonValue]:
         raise ConfigError(Problem("", f"{path} cannot be read: {error}")) from error
     if not isinstance(told, dict):
         raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}"))
-    return told
-
-
-def _checked(kind: type[Kind], told: Mapping[str, JsonValue], path: Path) -> Kind:
     try:
-        return TypeAdapter(kind).validate_python(told)
+        return TypeAdapter(kind).validate_python({**told, but: str(path.parent.absolute())})
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))

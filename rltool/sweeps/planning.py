@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,7 +18,10 @@ from rltool.composition import TOGETHER, Composition, Line, compose
 from rltool.config import load_as
 from rltool.configfiles import ConfigFiles, read_value
 from rltool.errors import ConfigError, Problem
+from rltool.figures import counted
+from rltool.grouping import settings
 from rltool.launch import Claim, Job, check_jobs
+from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_sweep
 from rltool.sweeps.launchers import problems_of
@@ -40,13 +41,15 @@ class Plan:
     Attributes:
         sweep: see :class:`Sweep`.
         files: a copy of the config files as they are now: what becomes of the originals changes nothing.
-        told: what was found in the directory, in words; empty for a new one.
+        told: where it is, and what was found there.
+        jobs: those that were asked for; none of a search, whose jobs come one by one.
         tuning: the search; None of a grid.
     """
 
     sweep: Sweep
     files: ConfigFiles
     told: str
+    jobs: tuple[SweepJob, ...] = ()
     tuning: Tuning | None = None
 
 
@@ -55,7 +58,8 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
     """Checks what is to run and writes the sweep down.
 
     Of a grid, every job is checked, and nobody else has the directory while this lasts. In a directory that holds the sweep
-    already, jobs with a configuration that is there keep their directory, and with it what they have done; others are added.
+    already, jobs with settings that are there keep their directory, and with it what they have done; others are added. Jobs
+    that are there and are not asked for stay as they are.
 
     Args:
         typed: what was typed.
@@ -65,10 +69,12 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
     Raises:
         ConfigError: the problems of all jobs together, of what concerns them together, or of the directory.
     """
+    problems = list(_without_values(line))
+    if problems:
+        raise ConfigError(problems)
     first = _first(line, files)
-    problems: list[Problem] = []
     sweeper = first.choices.get("hydra/sweeper") if first is not None else "grid"
-    together = check_together(first, problems) if first is not None else None
+    together = _checked_together(first, problems) if first is not None else None
     problems += _of_sweeper(line, sweeper)
     problems += problems_of(first, line) if first is not None else []
     if sweeper == "tune" and together is not None and not problems:
@@ -89,7 +95,7 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
         yield _written(typed, line, jobs, path, copy_files(files, path))
 
 
-def check_together(composition: Composition, problems: list[Problem]) -> SweepConfig | None:
+def _checked_together(composition: Composition, problems: list[Problem]) -> SweepConfig | None:
     """The checked ``sweep`` and ``tune`` nodes; None where they have problems, which are added."""
     try:
         return load_as(SweepConfig, composition.together)
@@ -106,6 +112,16 @@ def _first(line: Line, files: ConfigFiles) -> Composition | None:
         return compose(line.jobs()[0], files)
     except ConfigError:
         return None
+
+
+def _without_values(line: Line) -> Iterator[Problem]:
+    """Lists that are none: there is no first job to look at."""
+    for one in line.typed:
+        values: list[str] | None = None
+        with suppress(ValueError):  # a range in steps of 0
+            values = one.values
+        if one.override.is_discrete_sweep() and not values:
+            yield Problem(one.key, f"expected at least one value, found none in {one.word.partition('=')[2]}")
 
 
 def _of_sweeper(line: Line, sweeper: str | None) -> Iterator[Problem]:
@@ -190,39 +206,55 @@ def _node(word: str) -> str:
 
 
 def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles) -> Plan:
-    there: dict[str, list[SweepJob]] = defaultdict(list)
     before = Sweep.read(path) if is_sweep(path) else None
-    for old in before.jobs if before is not None else ():
-        there[_key(old.config)].append(old)
+    there = {_key(old.config): old for old in (before.jobs if before is not None else ())}
     varied = tuple(dict.fromkeys([*_varying(line, jobs), *(before.varied if before is not None else ())]))
     sweep = Sweep(path, "grid", tuple(typed), varied)
     sweep.write()
-    number, kept = 0, 0
+    number, planned = 0, {}
     for job in jobs:
         config = cast("dict[str, JsonValue]", job.config.model_dump(mode="json"))
-        same = there[_key(config)]
-        if same:
-            directory, kept = same.pop(0).directory, kept + 1
-        else:
-            while (path / str(number)).exists():
-                number += 1
-            directory = path / str(number)
+        key = _key(config) if config["seed"] is not None else secrets.token_hex()  # each draws a seed of its own
+        if key in planned:
+            continue
+        old = there.get(key)
+        while old is None and (path / str(number)).exists():
+            number += 1
+        directory = path / str(number) if old is None else old.directory
+        if old is not None and old.status in DONE:
+            config = dict(old.config)  # what it was run with, down to what changes nothing
         words = own_words(job.words)
-        SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned).write()
-    return Plan(sweep, files, _told(sweep, kept, len(jobs)) if before is not None else "")
+        planned[key] = SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned)
+        planned[key].write()
+    kept = len(planned.keys() & there.keys())
+    told = _told(sweep, list(planned.values()), kept if before is not None else None, len(jobs) - len(planned))
+    return Plan(sweep, files, told, tuple(planned.values()))
 
 
-def _told(sweep: Sweep, kept: int, asked: int) -> str:
-    done = sum(job.status in DONE for job in sweep.jobs)
-    others = len(sweep.jobs) - asked
-    parts = [f"{kept} of {asked} jobs are there already", f"{done} done"]
+def _told(sweep: Sweep, jobs: Sequence[SweepJob], kept: int | None, repeated: int) -> str:
+    """Where the sweep is, and what is there already.
+
+    Args:
+        sweep: as it lies there now.
+        jobs: those that were asked for.
+        kept: how many of them are there already; None in a new directory.
+        repeated: how many more repeat one of them.
+    """
+    parts = []
+    if kept is not None:
+        done = sum(job.status in DONE for job in jobs)
+        parts.append(f"{kept} of {counted(len(jobs), 'job')} are there already, {done} done")
+    others = len(sweep.jobs) - len(jobs)
     if others:
-        parts.append(f"{others} that are not asked for now go on, too, where they are not done")
-    return f"{os.path.relpath(sweep.path)}: {', '.join(parts)}"
+        parts.append(f"{others} that are not asked for stay as they are")
+    if repeated:
+        parts.append(f"{repeated} that repeat others are left out")
+    return f"sweep: {shown(sweep.path)}" + "".join(f"; {part}" for part in parts)
 
 
 def _key(config: Mapping[str, JsonValue]) -> str:
-    return json.dumps(config, sort_keys=True)
+    """The same for runs that do the same."""
+    return json.dumps([settings(config), config["seed"]], sort_keys=True)
 
 
 def _varying(line: Line, jobs: Sequence[Job]) -> list[str]:

@@ -25,12 +25,12 @@ from rltool.figures import counted
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
 from rltool.sweeps.children import Child
-from rltool.sweeps.jobs import DONE, Sweep, SweepJob
+from rltool.sweeps.jobs import DONE, SweepJob
 from rltool.sweeps.launchers import OURS, Elsewhere, returned, words_of
 from rltool.sweeps.pool import Pool
 
 if TYPE_CHECKING:
-    from rltool.sweeps.tuning import Tuning
+    from rltool.sweeps.planning import Plan
 
 _PACKAGE = "hydra_plugins"
 
@@ -71,22 +71,23 @@ class GridSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Makes the launcher."""
-        self._sweep = Path(str(config.hydra.sweep.dir))
         self._launcher = launcher_of(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Runs the jobs that are not done."""
         del arguments
-        jobs = [job for job in Sweep.read(self._sweep).jobs if job.status not in DONE]
+        assert _plan is not None
+        jobs = [job for job in _plan.jobs if job.status not in DONE]
         if not jobs:
             return []
         if isinstance(self._launcher, LocalLauncher):
-            return self._launcher.launch([words_of(job) for job in jobs], 0)
+            run_all(self._launcher.pool, jobs)
+            return [returned(words_of(job), job) for job in jobs]
         return self._launcher.launch(jobs)
 
 
 class TuneSweeper(Sweeper):
-    """A search; what it is to do lies in this module, as Hydra makes sweepers itself and hands nothing of ours over."""
+    """A search."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Makes the launcher."""
@@ -95,14 +96,16 @@ class TuneSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Runs trials until there are enough."""
         del arguments
-        assert _tuning is not None
+        assert _plan is not None
+        assert _plan.tuning is not None
         if isinstance(self._launcher, LocalLauncher):
-            _tuning.side_by_side(self._launcher.pool)
+            _plan.tuning.side_by_side(self._launcher.pool)
         else:
-            _tuning.in_batches(self._launcher.launch)
+            _plan.tuning.in_batches(self._launcher.launch)
 
 
-_tuning: Tuning | None = None
+# What the sweepers are to do: Hydra makes them itself and hands nothing of ours over.
+_plan: Plan | None = None
 
 
 def launcher_of(context: HydraContext, task: TaskFunction, config: DictConfig) -> LocalLauncher | Elsewhere:
@@ -134,14 +137,14 @@ def run_all(pool: Pool, jobs: Sequence[SweepJob]) -> None:
             board.turn()
 
 
-def register(tuning: Tuning | None = None) -> None:
+def register(plan: Plan) -> None:
     """Makes the plugins known to Hydra.
 
     Args:
-        tuning: the search that :class:`TuneSweeper` is to carry out.
+        plan: what the sweepers are to carry out.
     """
-    global _tuning
-    _tuning = tuning
+    global _plan
+    _plan = plan
     module = sys.modules.get(f"{_PACKAGE}.rltool")
     if module is None:
         try:

@@ -45,6 +45,9 @@ _NOT_SEARCHED = {
 }
 _NO_OPTION_SEARCHED = {"env": (_SAME_FOR_ALL, "Search one environment at a time")}
 
+# How far from the lower end of an interval a value lies that is no round one.
+_INNER = (3 - 5**0.5) / 2
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -76,8 +79,11 @@ class Parameter:
 
     @property
     def extremes(self) -> list[JsonValue]:
-        """The lowest and the highest number, or every choice."""
+        """The lowest and the highest number, and one between them where all are allowed (a key may want whole ones); or every
+        choice."""
         kind = self.distribution
+        if isinstance(kind, FloatDistribution) and kind.step is None and not kind.single():
+            return [kind.low, kind.low + (kind.high - kind.low) * _INNER, kind.high]
         if isinstance(kind, IntDistribution | FloatDistribution):
             return [kind.low] if kind.single() else [kind.low, kind.high]
         return list(self.choices.values())

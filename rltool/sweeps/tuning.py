@@ -18,6 +18,7 @@ from rltool.figures import counted
 from rltool.figures import number as figure
 from rltool.grouping import short_names, value_shown
 from rltool.launch import Job, check
+from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_job
@@ -62,7 +63,12 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
         with Search.open(together.tune, path, space, base) as search:
             sweep = Sweep(path, "tune", tuple(typed), (*space.distributions, "seed"), search.to_json())
             sweep.write()
-            yield Plan(sweep, copied, "", Tuning(sweep, copied, Composer(copied), fixed, seed, together, search))
+            yield Plan(
+                sweep,
+                copied,
+                f"sweep: {shown(path)}",
+                tuning=Tuning(sweep, copied, Composer(copied), fixed, seed, together, search),
+            )
 
 
 @dataclass(frozen=True)
