@@ -619,9 +619,9 @@ def test_names_are_completed(
 
 
 def test_show_says_what_fresh_episodes_gave(
-    command: Rltool,
+    command: Rltool,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The figure to quote, beside the last evaluation in training."""
     monkeypatch.chdir(tmp_path)
