@@ -98,9 +98,8 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
             )
             raise
         code = report(Sweep.read(path), final=True)
-        return (
-            code if plan.tuning is None or plan.tuning.search.best() else 1
-        )  # a search without a finished trial found nothing
+        found_nothing = plan.tuning is not None and not plan.tuning.search.best()
+        return code or int(found_nothing)
 
 
 @contextmanager
