@@ -153,10 +153,8 @@ class ReplayBuffer:
         """
         rows = index.cpu().numpy()
         age = (self._count - 1 - rows) % self._capacity
-        return {
-            "buffer/filled": torch.tensor(len(self) / self._capacity),
-            "buffer/replay_age": torch.tensor(float(age.mean())),
-        }
+        filled: Metrics = {"buffer/filled": torch.tensor(len(self) / self._capacity)}
+        return filled | ({"buffer/replay_age": torch.tensor(float(age.mean()))} if age.size else {})
 
     def largest_reward(self) -> float:
         """The largest absolute reward of what is stored."""

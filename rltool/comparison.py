@@ -324,8 +324,7 @@ def score_of(run: Record, metric: str, at: str) -> float | None:
             value in training, of a run that logged no metrics what its summary says of evaluations.
     """
     if at == "final":
-        fresh = run.final("last") if metric == SUMMARISED else None
-        return _mean(fresh)
+        return run.fresh if metric == SUMMARISED else None
     curve = run.curve(metric)
     if curve:
         return max(value for _, value in curve) if at == "best" else curve[-1][1]

@@ -106,8 +106,7 @@ def _run_names() -> list[str]:
 
 
 def _sweep_names() -> list[str]:
-    from rltool.commands.sweep import find_sweeps
-    from rltool.records import RUNS
+    from rltool.records import RUNS, find_sweeps
 
     return [str(path) for path in find_sweeps(RUNS)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import os
 import secrets
 import warnings
@@ -28,7 +29,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from rltool.configfiles import ConfigFiles
+from rltool.configfiles import ConfigFiles, flat
 from rltool.errors import ConfigError, Problem
 from rltool.importing import extra_for
 from rltool.records import located
@@ -49,6 +50,9 @@ _NULLS = ("null", "None", "???", "")
 
 # Nodes of conf/train.yaml that concern the jobs of a sweep together.
 TOGETHER = ("sweep", "tune")
+
+# More jobs than that are a mistake: each has a directory, and all are checked before the first starts.
+_MOST_JOBS = 100_000
 
 # How many options stand in for a missing or misspelt choice while the other problems are looked for.
 _STAND_INS = 2
@@ -121,6 +125,9 @@ class Line:
 
         Args:
             params: sweep parameters from the configuration (``hydra.sweeper.params``).
+
+        Raises:
+            ConfigError: there are more than a directory each is good for.
         """
         extra = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in (params or {}).items()])
         lists: dict[str, list[str]] = {}
@@ -131,6 +138,10 @@ class Line:
             elif override.is_discrete_sweep():
                 lists[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             # A range is the business of a search: it has no list of jobs to look at beforehand.
+        count = math.prod(map(len, lists.values()))
+        if count > _MOST_JOBS:
+            text = f"these values make {count:,} jobs, and a sweep has at most {_MOST_JOBS:,}"
+            raise ConfigError(Problem("", text, "Give fewer values, or search among them: hydra/sweeper=tune"))
         return [list(job) for job in itertools.product(*lists.values())]
 
 
@@ -473,7 +484,8 @@ def _uid() -> str:
 
 
 def _tuned(*, _root_: DictConfig) -> str:
-    """The tuned file of the chosen env and algo: ``<env>-<algo>``, else ``<env>-<kind of algo>``.
+    """The tuned file of the chosen env and algo: ``<env>-<algo>``, else ``<env>-<kind of algo>``, unless that would change
+    what the algo's file says itself.
 
     Read in the defaults list of conf/train.yaml. Plain ``${env}-${algo}`` fails there as soon as either is swept, since
     Hydra first composes without the swept choices.
@@ -483,9 +495,12 @@ def _tuned(*, _root_: DictConfig) -> str:
     env, algo = str(_root_.env), str(_root_.algo)
     files = ConfigFiles(*_composing_directories())
     if files.find("tuned", f"{env}-{algo}") is None and files.find("algo", algo) is not None:
-        by_kind = f"{env}-{files.read('algo', algo).node.get('kind')}"
-        if files.find("tuned", by_kind) is not None:
-            return by_kind
+        kind = str(files.read("algo", algo).node.get("kind"))
+        if files.find("tuned", f"{env}-{kind}") is not None:
+            said = flat({"algo": files.said("algo", algo, over=kind)})
+            brought = flat(files.read("tuned", f"{env}-{kind}").node)
+            if all(brought.get(key, value) == value for key, value in said.items()):
+                return f"{env}-{kind}"
     return f"{env}-{algo}"
 
 

@@ -138,6 +138,21 @@ class ConfigFiles:
         """
         return self._read(group, option, ())
 
+    def said(self, group: str, option: str, *, over: str) -> dict[str, object]:
+        """What an option and those that it inherits from say, without ``over`` and what that one inherits.
+
+        Raises:
+            ConfigError: there is no such option, or a file is no YAML mapping.
+        """
+        if option == over:
+            return {}
+        tree = read_yaml(self.read(group, option).path)
+        said: dict[str, object] = {}
+        for parent in _parents(tree):
+            if parent != "_self_":
+                said = _merge(said, self.said(group, parent, over=over))
+        return _merge(said, {key: value for key, value in tree.items() if key != "defaults"})
+
     def problem(self, group: str, option: str) -> Problem | None:
         """What is wrong with the choice of an option; None where it exists."""
         if self.find(group, option) is not None:

@@ -24,8 +24,8 @@ SEPARATOR = "--"
 _ASIDE = ("seed", "resume", "quiet", "debug", "logging.", "save.")
 # More keys than that are no label.
 _KEYS_IN_A_LABEL = 3
-# More keys than that are counted in a note.
-_KEYS_IN_A_NOTE = 4
+# More names than that are counted in a note.
+_NAMES_IN_A_NOTE = 4
 # The value of a key in which the runs of one group differ.
 _MIXED = object()
 _NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<rest>.+)", re.DOTALL)
@@ -172,10 +172,10 @@ def settings(config: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def few(keys: Sequence[str]) -> str:
-    """Keys in a line, the first of them where they are many."""
-    more = len(keys) - _KEYS_IN_A_NOTE
-    return ", ".join(keys[:_KEYS_IN_A_NOTE]) + (f" and {more} more key{'s' * (more > 1)}" if more > 0 else "")
+def few(names: Sequence[str], what: str = "key") -> str:
+    """Names in a line, the first of them where they are many; ``what`` they are names of."""
+    more = len(names) - _NAMES_IN_A_NOTE
+    return ", ".join(names[:_NAMES_IN_A_NOTE]) + (f" and {more} more {what}{'s' * (more > 1)}" if more > 0 else "")
 
 
 def _value(schema: type[Schema], key: str, text: str) -> object:

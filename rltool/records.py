@@ -45,6 +45,9 @@ Point = dict[str, float]
 RUNS = Path("runs")
 """Where runs go unless hydra.run.dir says otherwise, and where they are looked for by name."""
 
+SWEEP = "sweep.json"
+"""What a sweep leaves in its directory."""
+
 # What a run leaves in its directory; any two of them tell it from other directories, also where half of it was copied.
 _MARKS = frozenset({"config.yaml", "overrides.txt", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"})
 _FEWEST = 2
@@ -250,6 +253,13 @@ class Record:
         numbers = policies.get(policy)
         return cast("Mapping[str, object]", numbers) if isinstance(numbers, Mapping) else None
 
+    @property
+    def fresh(self) -> float | None:
+        """Mean return of the last policy on fresh episodes at the end of the run: the score that runs are compared by."""
+        told = self.final("last")
+        mean = told.get("mean") if told is not None else None
+        return float(mean) if isinstance(mean, int | float) else None
+
     @cached_property
     def seconds(self) -> float | None:
         """Wall time, of the last session where the run was resumed; from the first point to the last where nobody wrote it
@@ -355,6 +365,7 @@ class Record:
             "total_frames": self.total_frames,
             "best": self._judged("best"),
             "last": self._judged("last"),
+            "fresh": self.fresh,
             "seconds": self.seconds,
             "started": None if self.started is None else self.started.isoformat(sep=" ", timespec="seconds"),
             "error": self.error,
@@ -443,23 +454,32 @@ def is_run(path: Path) -> bool:
     return sum(os.path.lexists(path / name) for name in _MARKS) >= _FEWEST
 
 
-def located(word: str | Path) -> Path:
-    """The path that a word stands for: itself, or that of the run below runs/ that is called so; itself where there is none.
+def is_sweep(path: Path) -> bool:
+    """Whether a directory holds a sweep."""
+    return (path / SWEEP).is_file()
 
-    A run is called by any end of its path that begins after a ``/`` or a ``-``.
+
+def located(word: str | Path) -> Path:
+    """The path that a word stands for: itself, or that of the run below runs/ that is called so, or of the sweep; itself
+    where there is none.
+
+    Both are called by any end of their path that begins after a ``/`` or a ``-``.
 
     Raises:
-        ConfigError: several runs are called so.
+        ConfigError: several are called so.
     """
     path = Path(os.path.expanduser(word))
     if os.path.lexists(path) or path.is_absolute() or not RUNS.is_dir():
         return path
     text = path.as_posix()
-    found = [record.path for record in find_runs([RUNS]) if text in _ends(record.path)]
-    if len(found) > 1:
-        some = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        raise ConfigError(Problem("", f"{word} may be any of {len(found)} runs: {some}", "Give more of the path"))
-    return found[0] if found else path
+    for what, places in (("runs", [record.path for record in find_runs([RUNS])]), ("sweeps", find_sweeps(RUNS))):
+        found = [place for place in places if text in _ends(place)]
+        if len(found) > 1:
+            some = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise ConfigError(Problem("", f"{word} may be any of {len(found)} {what}: {some}", "Give more of the path"))
+        if found:
+            return found[0]
+    return path
 
 
 def read_run(path: Path) -> Record:
@@ -504,6 +524,18 @@ def find_runs(roots: Sequence[Path]) -> Iterator[Record]:
             else:
                 inner.sort()
     yield from closed
+
+
+def find_sweeps(root: Path) -> list[Path]:
+    """The sweeps in and below a directory, the newest first; none lies in another one."""
+    found: list[Path] = []
+    for directory, inner, _ in os.walk(root):
+        path = Path(directory)
+        if is_sweep(path):
+            found.append(path)
+            inner.clear()
+        inner[:] = [name for name in inner if not name.startswith(".")]
+    return sorted(found, key=lambda path: (path / SWEEP).stat().st_mtime, reverse=True)
 
 
 def _closed(error: OSError) -> Record:

@@ -29,6 +29,7 @@ COLUMNS: Mapping[str, Callable[[Record], object]] = {
     "frames": lambda record: record.frames,
     "best": lambda record: None if record.best is None else record.best[1],
     "last": lambda record: None if record.last is None else record.last[1],
+    "fresh": lambda record: record.fresh,
     "time": lambda record: record.seconds,
     "started": lambda record: None if record.started is None else record.started.isoformat(sep=" ", timespec="seconds"),
 }

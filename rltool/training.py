@@ -98,7 +98,7 @@ def train(
         with nullcontext() if origin is None else limited(origin.path):
             algorithm = built(loading, env, device, budget=budget, seed=seed, compiler=compiler, note=console.note)
         evaluator = camera = None
-        if config.eval.interval is not None or config.eval.final_episodes > 0:
+        if _evaluates(config):
             evaluator = stack.enter_context(
                 closing(Evaluator(config.env, num_envs=config.eval.num_envs, device=device))
             )
@@ -237,6 +237,33 @@ def train(
         if goes_back or (origin is not None and continues and origin.state.config != identity["config"]):
             record.save_last()  # what runs from here on is what is resumed, also where this process is killed at once
         return _recorded(config, algorithm, collector, record, home, console)
+
+
+def rehearse(config: RunConfig) -> None:
+    """Builds what a run begins with, and throws it away: nothing is trained and nothing written.
+
+    Args:
+        config: as :func:`train` takes it; of a run that does not resume another.
+
+    Raises:
+        ConfigError, CheckpointError: as :func:`train`, before its first frame.
+    """
+    quieten_libraries()
+    config.buffer.ready()
+    device = resolve_device(config.device)
+    seed = config.seed or 0
+    seed_world(seed)
+    with closing(cast("GymVectorEnv", config.env.build(seed=seed, session=0))) as env:
+        config = config.model_copy(update={"env": env.resolved_config, "network": config.network.for_loading()})
+        compiler = Compiler(False, 0, str)
+        budget = max(config.total_frames, 0)
+        algorithm = built(config, env, device, budget=budget, seed=seed, compiler=compiler, note=lambda _: None)
+        if config.init is not None:
+            _initialise(algorithm, config, env, checkpoint.read_header(Path(config.init)), str)
+        if _evaluates(config):
+            with closing(Evaluator(config.env, num_envs=config.eval.num_envs, device=device)) as evaluator:
+                _check_alike(env, evaluator)
+        _check_batches(config, algorithm)
 
 
 def built(
@@ -482,6 +509,10 @@ def _checkup(config: RunConfig, evaluator: Evaluator | None, directory: Path | N
     points = [] if directory is None else [point for point in Record(directory).points if point["frames"] <= frames]
     threshold = None if evaluator is None else evaluator.threshold
     return examine(points, config.model_dump(mode="json"), threshold)
+
+
+def _evaluates(config: RunConfig) -> bool:
+    return config.eval.interval is not None or config.eval.final_episodes > 0
 
 
 def _check_batches(config: RunConfig, algorithm: Algorithm) -> None:

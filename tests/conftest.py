@@ -28,6 +28,13 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True)
+def unrehearsed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep that a test plans in its own process builds no job beforehand: that takes a process with torch in it."""
+    if "rehearsed" not in request.keywords:
+        monkeypatch.setattr("rltool.sweeps.planning.rehearsed", lambda *_, **__: [])
+
+
 @pytest.fixture
 def vector() -> Iterator[Callable[..., GymVectorEnv]]:
     """Makes vectorised environments, by default of probes, and closes them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class Made:
             job.directory, evaluations, seed=config["seed"], env=config["env"]["id"], algo=config["algo"]["kind"],
             status=None if status == "killed" else status, fresh=fresh, error=error,
         )  # fmt: skip
+        (job.directory / "config.yaml").write_text(json.dumps(config))
 
     def grid(self, scores: Mapping[str, Sequence[float]]) -> None:
         """Adds finished jobs: of each configuration one for each score, with seeds 0, 1, …"""

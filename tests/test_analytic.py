@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from itertools import product
 from typing import Any, cast
 
 import gymnasium as gym
@@ -193,13 +192,9 @@ BOTH_ENDS = "time limit, another start"
 @pytest.mark.parametrize(
     ("algo", "name"),
     [
-        # The rungs that the two kinds of ending depend on; all others are long tests.
+        # A rung of each kind of ending; all others are long tests.
         pytest.param(
-            algo,
-            name,
-            marks=()
-            if (algo, name) in (("ppo", "terminal"), *product(("ppo", "dqn"), [BOTH_ENDS]))
-            else pytest.mark.long,
+            algo, name, marks=() if (algo, name) in (("ppo", "terminal"), ("dqn", BOTH_ENDS)) else pytest.mark.long
         )
         for algo in ALGORITHMS
         for name in LADDER

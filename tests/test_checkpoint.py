@@ -102,7 +102,9 @@ def fill_of(path: Path) -> float:
     return float(safetensors.torch.load_file(path)["policy.bias"][0])
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo", [pytest.param(algo, marks=pytest.mark.long if algo == "sac" else ()) for algo in ALGORITHMS]
+)
 def test_a_checkpoint_reads_with_safetensors_and_json_alone(request: pytest.FixtureRequest, algo: str) -> None:
     file = request.getfixturevalue(f"{algo}_run") / "checkpoints/last.ckpt"
     with safe_open(file, framework="numpy") as content:

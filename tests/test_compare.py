@@ -253,6 +253,7 @@ def test_a_group_is_labelled_by_what_its_runs_share(rltool: Rltool, tmp_path: Pa
     assert list(tree["environments"]["CartPole-v1"]["groups"]) == ["ppo", "ppo, lr=0.001"]  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_long_labels_are_cut_in_the_terminal_and_whole_in_files(rltool: Rltool, tmp_path: Path) -> None:
     for number in range(4):
         changes = {f"algo__{letter * 24}": number // size % 2 for letter, size in (("a", 1), ("b", 2))}

@@ -233,6 +233,19 @@ def test_a_preset_falls_back_to_the_tuned_file_of_its_kind(tmp_path: Path) -> No
     assert check(["env=acrobot", "algo=ddqn"], own).config.total_frames == 88_888
 
 
+def test_a_preset_is_not_changed_by_the_tuned_file_of_its_kind(tmp_path: Path) -> None:
+    files = user_files(
+        tmp_path,
+        algo__near="defaults: [dqn, _self_]\ngamma: 0.9\n",
+        algo__nearer="defaults: [near, _self_]\ndouble: true\n",
+        **{"tuned__acrobot-dqn": TUNED},
+    )
+    for option in ("near", "nearer"):
+        job = check(["env=acrobot", f"algo={option}"], files)
+        assert job.composition.tuned is None
+        assert job.config.algo.gamma == 0.9
+
+
 def test_an_algorithm_brings_its_buffer_and_network_and_the_command_line_still_chooses() -> None:
     brought = check(["env=acrobot", "algo=dqn"], FILES).composition.choices
     assert (brought["buffer"], brought["network"]) == ("replay", "auto_256")

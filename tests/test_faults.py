@@ -143,7 +143,13 @@ def test_a_worker_that_dies_is_named_with_its_last_place(fault: str, how: str, p
 @pytest.mark.parametrize("index", [2, pytest.param(0, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("backend", "fault"),
-    [("sync", "sleep"), ("sync", "loop"), ("threads", "sleep"), ("async", "loop"), ("async", "deadlock")],
+    [
+        ("sync", "sleep"),
+        ("sync", "loop"),
+        ("threads", "sleep"),
+        ("async", "loop"),
+        pytest.param("async", "deadlock", marks=pytest.mark.long),
+    ],
 )
 def test_an_environment_that_hangs_is_named_with_its_place(backend: str, fault: str, index: int) -> None:
     found = failed(backend, fault, index=index, timeout=0.2)
@@ -155,6 +161,7 @@ def test_an_environment_that_hangs_is_named_with_its_place(backend: str, fault: 
     assert f"{os.sep}rltool{os.sep}" not in found.trace
 
 
+@pytest.mark.long
 def test_workers_and_threads_are_told_to_hang_in_any_thread() -> None:
     def fail(backend: str) -> None:
         found.append(str(failed(backend, "sleep", index=2, timeout=0.2)))
@@ -256,7 +263,9 @@ def dqn_sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("backend", "follow"), [("sync", sys.settrace), ("threads", threading.settrace)])
+@pytest.mark.parametrize(
+    ("backend", "follow"), [("sync", sys.settrace), pytest.param("threads", threading.settrace, marks=pytest.mark.long)]
+)
 def test_time_in_a_debugger_does_not_count(
     monkeypatch: pytest.MonkeyPatch, backend: str, follow: Callable[[Any], None]
 ) -> None:

@@ -131,7 +131,7 @@ def states(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(states(), st.data())
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, fields: dict[str, Any], data: st.DataObject) -> None:
     import safetensors.torch

@@ -113,6 +113,7 @@ def test_a_claim_that_cannot_be_completed_is_given_back(tmp_path: Path, monkeypa
     RunDirectory.create(tmp_path / "run").close()
 
 
+@pytest.mark.long
 def test_processes_that_start_together_never_share_a_directory(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from rltool.errors import ConfigError; from rltool.runs import RunDirectory\n"

@@ -204,6 +204,7 @@ def test_runs_as_json_has_the_keys_of_the_documentation(command: Rltool, home: P
         "total_frames": 1000,
         "best": {"frames": 800, "mean": 480.5, "cut": None},
         "last": {"frames": 1000, "mean": 470.0, "cut": None},
+        "fresh": None,
         "seconds": 12.5,
         "started": "2026-11-01 10:00:00",
         "error": None,

@@ -16,13 +16,14 @@ from fakes import Rltool
 from filelock import FileLock
 from sweeps import BASE, Made
 
-from rltool.commands.sweep import find_sweeps
 from rltool.composition import read_overrides
 from rltool.config import load
 from rltool.configfiles import ConfigFiles
 from rltool.launch import check_jobs
+from rltool.records import find_sweeps
 from rltool.sweeps.answer import Answer, Ranking, answer
 from rltool.sweeps.experiment import experiment
+from rltool.sweeps.jobs import WINNER
 from rltool.sweeps.report import report, text, write
 
 DOCS = Path(__file__).parents[1] / "docs" / "sweeps.md"
@@ -106,6 +107,25 @@ def test_whether_the_second_is_really_worse(
     assert words in said(made)
 
 
+def test_of_equal_ones_the_one_that_gets_there_first_is_the_best(tmp_path: Path) -> None:
+    made = Made(tmp_path / "s")
+    for number, (rate, at) in enumerate([(RATES[0], 900), (RATES[1], 400), (RATES[2], 600)]):
+        made.job(str(number), f"{rate} seed=0", 500, curve=[(at, 480)])
+    best = only(answer(made.sweep)).best
+    assert best is not None
+    assert best.values == {"optim.lr": 0.002}
+    assert "3 configurations score the same; it is the one that reaches 475 in the fewest frames." in said(made)
+
+
+def test_metrics_that_were_cut_off_are_told(tmp_path: Path) -> None:
+    made = Made(tmp_path / "s")
+    made.job("0", f"{RATES[0]} seed=0", 3, curve=[(500, 1)])
+    lines = (made.path / "0" / "metrics.jsonl").read_text().splitlines()
+    (made.path / "0" / "metrics.jsonl").write_text(lines[0] + "\n")
+    (found,) = [note for note in answer(made.sweep).notes if note.startswith("not all can be read")]
+    assert "of 0 (metrics.jsonl ends at " in found
+
+
 def test_the_best_of_many_flatters_and_fresh_seeds_are_named(tmp_path: Path) -> None:
     made = grid(tmp_path, {RATES[0]: [1, 3, 4], RATES[1]: [5, 9, 6]})
     assert "It is the best of 2, chosen by the very seeds that it is scored on: that flatters." in said(made)
@@ -167,7 +187,7 @@ def test_what_failed_is_named_and_ranks_behind(
     assert report(made.sweep, final=True) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "6 jobs: 3 finished, 1 failed, 1 killed, 1 interrupted" in out
-    assert "3 of 6 jobs failed:" in out
+    assert "3 of 6 jobs are not done, 1 failed, 1 killed, 1 interrupted:" in out
     assert "3 (optim.lr=0.002 seed=1) failed: NonFiniteError: a NaN in the loss s/3/console.log" in out
     assert "4 (optim.lr=0.003 seed=0) killed: its process is gone and said nothing" in out
     assert "5 (optim.lr=0.003 seed=1) interrupted: SIGINT" in out
@@ -344,7 +364,12 @@ def test_files_are_written_beside_the_jobs(tmp_path: Path, undrawn: None) -> Non
     ]  # fmt: skip
     page = (made.path / "summary.md").read_text()
     assert re.search(r"^\| lr +\| seeds +\| mean ", page, re.MULTILINE)
-    for words in ("## CartPole-v1, solved at 475", "Best: optim.lr=0.002", "## What failed", "experiment=best seed=0"):
+    for words in (
+        "## CartPole-v1, solved at 475",
+        "Best: optim.lr=0.002",
+        "## What is not done",
+        "experiment=best seed=0",
+    ):
         assert words in page
     assert "tensorboard --logdir s" in page
 
@@ -408,7 +433,7 @@ def test_a_directory_that_cannot_be_written_into_is_no_end(tmp_path: Path, undra
     [
         ("algo=ppo", "env=cartpole", "optim.lr=0.5", "seed=7"),  # there are tuned values for the pair
         ("algo=dqn", "env=cartpole", "tuned=none", "algo.max_grad_norm=null", "network.hidden=[]", "seed=7"),
-        ("algo=sac", "env=pendulum", "optim=adamw", "stop=hopeless", "logging=none", "eval=none", "seed=7"),
+        pytest.param(("algo=sac", "env=pendulum", "optim=adamw", "stop=hopeless", "logging=none", "eval=none", "seed=7"), marks=pytest.mark.long),
         ("algo=ppo", "env=gym", "env.id=FrozenLake-v1", "env.kwargs.is_slippery=false", "+env.kwargs.note='1e-3'", "seed=7"),
         ("algo=dqn", "env=atari", "env.game=Breakout", "buffer=prioritized", "plugins=[a_b]", "seed=7"),
     ],
@@ -547,6 +572,35 @@ def test_sweeps_are_listed_and_found_by_the_end_of_their_names(rltool: Rltool, s
     assert "Best: optim.lr=0.002" in out
     assert "Written to runs/sweeps/2026-01-01-00-00-00-aaaaaa: results.csv" in out.replace("\n", " ")
     assert rltool("sweep", "bbbbbb")[0] == 1
+
+
+def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(rltool: Rltool, sweep: Callable[[str], Made]) -> None:
+    sweep("2026-01-01-00-00-00-aaaaaa")
+    broken = sweep("2026-01-02-00-00-00-bbbbbb")
+    (broken.path / "sweep.json").write_text('{"kind": ')
+    code, out, err = rltool("sweep")
+    assert code == 0
+    assert "aaaaaa" in out
+    assert "bbbbbb" not in out
+    assert "warning: left out: " in err
+    assert "The runs beside it are none the worse: rltool runs and compare read them" in err
+    assert rltool("sweep", "bbbbbb")[0] == 2
+
+
+def test_a_sweep_is_drawn_and_compared_by_its_name(rltool: Rltool, sweep: Callable[[str], Made]) -> None:
+    sweep("2026-01-01-00-00-00-aaaaaa")
+    code, out, _ = rltool("compare", "aaaaaa")
+    assert code == 0
+    assert "lr=0.002" in out
+
+
+def test_fresh_runs_of_a_winner_are_not_pooled_unsaid(rltool: Rltool, tmp_path: Path) -> None:
+    made = Made(tmp_path / "runs" / "sweeps" / "2026-01-01-00-00-00-aaaaaa", kind="tune")
+    made.grid({RATES[0]: [1, 3], RATES[1]: [5, 9]})
+    for seed in (5, 6):
+        made.job(f"{WINNER}1-{seed}", f"{RATES[1]} seed={seed}", 7, trial=1)
+    assert "the winner of a search on fresh seeds" in " ".join(rltool("compare", "aaaaaa")[1].split())
+    assert "the winner of a search" not in rltool("compare", "aaaaaa/0", "aaaaaa/1", "--", f"aaaaaa/{WINNER}1-5")[1]
 
 
 def test_what_is_no_sweep_names_what_may_be_meant(rltool: Rltool, sweep: Callable[[str], Made]) -> None:

@@ -108,7 +108,7 @@ PLAIN = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PLAIN | st.lists(PLAIN, max_size=3))
 def test_every_value_is_read_back_from_its_word(value: JsonValue) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -584,6 +584,7 @@ def test_a_database_that_cannot_be_used_is_named(search: Any, tmp_path: Path, st
     assert problem.path == "tune.storage"
     assert problem.text.startswith(text.format(here=tmp_path))
     assert "secret" not in str(caught.value)
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
 def test_a_failed_run_fails_its_trial_and_the_search_goes_on(search: Any, runs: Any) -> None:

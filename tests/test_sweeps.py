@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from rltool.cli import main
@@ -86,6 +88,40 @@ def test_what_concerns_a_sweep_is_refused_without_one() -> None:
     assert str(problem) == "sweep.jobs: is for several runs, found sweep.jobs=2. Add -m, or leave it out"
 
 
+def test_more_jobs_than_anybody_can_mean_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"these values make 1,000,000,000 jobs, and a sweep has at most 100,000"):
+        plan(tmp_path / "s", *(f"{key}=range(1000)" for key in ("seed", "algo.epochs", "total_frames")))
+
+
+def test_names_of_jobs_are_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hydra.sweep.subdir: jobs are named by their numbers"):
+        plan(tmp_path / "s", "seed=0,1", "hydra.sweep.subdir=x")
+
+
+@pytest.mark.long
+@pytest.mark.rehearsed
+def test_what_only_building_a_job_shows_is_told_before_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An algorithm that cannot act there, a GPU that is not, weights that do not fit or are not: of all jobs at once."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (tmp_path / "no.ckpt").touch()
+    with pytest.raises(ConfigError) as refused:
+        plan(
+            tmp_path / "s",
+            "algo=ppo,sac", "tuned=none", "compile=false", "device=cuda,cpu", f"init={tmp_path / 'no.ckpt'},null", "seed=0,1",
+        )  # fmt: skip
+    told = [str(problem) for problem in refused.value.problems]
+    assert sorted(text.partition(":")[0] for text in told) == ["algo", "device", "init"]
+    assert "sac needs a Box action space with finite bounds; CartPole-v1 has Discrete(2)" in "".join(told)
+    assert not (tmp_path / "s").exists()
+    assert "building 8 kinds of job once" in capsys.readouterr().out
+    assert len(plan(tmp_path / "s", "seed=0,1").jobs) == 2
+    plan(tmp_path / "s", "seed=0,1,2")
+    assert capsys.readouterr().out.count("building 1 kind of job once") == 2
+
+
 def test_jobs_that_are_there_keep_their_directories(tmp_path: Path) -> None:
     first = plan(tmp_path / "s", "seed=0,1")
     (first.jobs[1].directory / "summary.json").write_text('{"status": "finished"}')
@@ -103,6 +139,14 @@ def test_a_job_that_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     assert "0/job.json cannot be read" in sweep.damaged[0]
     assert answer(sweep).notes[0] == f"left out: {sweep.damaged[0]}"
     assert {job.name: job.config["seed"] for job in plan(tmp_path / "s", "seed=0,1").jobs} == {"1": 1, "2": 0}
+
+
+def test_jobs_that_are_gone_are_told(tmp_path: Path) -> None:
+    for job in plan(tmp_path / "s", "seed=0,1,2,3,4,5,6").jobs[1:]:
+        shutil.rmtree(job.directory)
+    (note,) = answer(Sweep.read(tmp_path / "s")).notes
+    assert note.startswith("gone from the sweep's directory: 1, 2, 3, 4 and 2 more jobs; the same command")
+    assert answer(plan(tmp_path / "s", "seed=0,1,2,3,4,5,6")).notes == ()
 
 
 def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
@@ -136,6 +180,19 @@ def test_config_files_are_copied_before_the_first_job(tmp_path: Path) -> None:
         assert it.files.read("optim", "mine").node["lr"] == 0.125
         assert it.files.find("env", "cartpole") != files.find("env", "cartpole")
     assert [job.config["optim"]["lr"] for job in it.sweep.jobs] == [0.125, 0.125]  # type: ignore[index,call-overload]
+
+
+def test_a_sweep_that_serves_as_config_files_is_copied_without_its_jobs(tmp_path: Path) -> None:
+    first = plan(tmp_path / "a", "seed=0")
+    for name in ("config.yaml", "metrics.jsonl"):
+        (first.jobs[0].directory / name).touch()
+    (first.path / "experiment").mkdir()
+    (first.path / "experiment" / "best.yaml").write_text("# @package _global_\noptim:\n  lr: 0.125\n")
+    files = ConfigFiles.find_main((first.path,))
+    typed = ["algo=ppo", "env=cartpole", "experiment=best", "seed=0,1", f"hydra.sweep.dir={tmp_path / 'b'}"]
+    with planned(typed, read_overrides(typed, files, multirun=True), files) as it:
+        (copy,) = it.files.extra
+        assert [path.relative_to(copy) for path in copy.rglob("*.*")] == [Path("experiment/best.yaml")]
 
 
 # ---------------------------------------------------------------------------------------------------------------- pool

@@ -561,7 +561,7 @@ def test_a_number_that_is_not_finite_ends_the_run(
     [
         "env.backend=sync",
         pytest.param("env.backend=async", marks=pytest.mark.long),
-        "env.transforms=[{name: RewardScaling, kwargs: {loc: 0.0, scale: 1.0}}]",
+        pytest.param("env.transforms=[{name: RewardScaling, kwargs: {loc: 0.0, scale: 1.0}}]", marks=pytest.mark.long),
     ],
 )
 def test_batches_that_are_not_finite_are_skipped_where_asked_to(tmp_path: Path, words: str) -> None:
@@ -610,7 +610,7 @@ def test_gradients_that_are_not_finite_are_skipped_where_asked_to(
     ("env", "found"),
     [
         ("inverted_double_pendulum", "InvertedDoublePendulum-v5 has Box(1,) from -1 to 1"),
-        ("pendulum", "Pendulum-v1 has Box(1,) from -2 to 2"),
+        pytest.param("pendulum", "Pendulum-v1 has Box(1,) from -2 to 2", marks=pytest.mark.long),
     ],
 )
 def test_dqn_on_continuous_actions_leaves_no_directory(
@@ -889,7 +889,9 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "empty" in name else pytest.mark.long) for name in MASKED]
+)
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=pytest.mark.long)])
 def test_no_invalid_action_is_taken_in_a_run_with_masks(tmp_path: Path, algo: str, name: str) -> None:
     """The environment itself refuses invalid actions: in warm-up, training and evaluation of both kinds."""

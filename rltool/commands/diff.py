@@ -153,6 +153,7 @@ def _results(records: Sequence[Record]) -> list[tuple[str, ...]]:
         "frames": lambda record: f"{record.frames:,}",
         "best evaluation": lambda record: _evaluation(record.best),
         "last evaluation": lambda record: _evaluation(record.last),
+        "fresh episodes": lambda record: _ABSENT if record.fresh is None else number(record.fresh),
         "time": lambda record: _ABSENT if record.seconds is None else duration(record.seconds),
     }
     return [(label, *map(cell, records)) for label, cell in cells.items()]

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from rltool.charts import PICTURES, draw_curves
 from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.grouping import Group, few, mixed, read_words, repeated, select
+from rltool.records import is_sweep
 from rltool.runs import shown
 from rltool.schema import PlotConfig
+from rltool.sweeps.jobs import WINNER
 from rltool.textplot import text_of
 from rltool.wording import did_you_mean, fitted, listed, nearest
 
@@ -66,6 +68,12 @@ def pooled(groups: Sequence[Group]) -> list[str]:
     """What is odd about how runs were put together: differing configurations, the same seed twice."""
     notes = []
     for group in groups:
+        fresh = [run for run in group.runs if run.path.name.startswith(WINNER) and is_sweep(run.path.parent)]
+        if fresh and len(fresh) < len(group.runs):
+            notes.append(
+                f"{group.label}: the winner of a search on fresh seeds ({WINNER}…) is taken together with the runs that it was "
+                "chosen by, which flatter: name the one or the other"
+            )
         for env in group.envs:
             if keys := mixed(group, env):
                 notes.append(f"{group.label}: runs on {env} are taken together that differ in {few(keys)}")

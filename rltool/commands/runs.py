@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rltool.cli import Options
 
 # From left to right.
-_COLUMNS = ("run", "status", "algo", "env", "seed", "frames", "of", "best", "last", "time", "started")
-_RIGHT = frozenset({"seed", "frames", "of", "best", "last", "time"})
+_COLUMNS = ("run", "status", "algo", "env", "seed", "frames", "of", "best", "last", "fresh", "time", "started")
+_RIGHT = frozenset({"seed", "frames", "of", "best", "last", "fresh", "time"})
 # Left out in this order where the terminal is too narrow.
-_SPARED = ("started", "time", "of", "last", "algo", "frames", "seed")
+_SPARED = ("started", "time", "of", "last", "fresh", "algo", "frames", "seed")
 # Letters of a long id of an environment that are shown where there is no room for more.
 _ENV = 20
 # Marks an evaluation some of whose episodes were cut.
@@ -137,7 +137,9 @@ def _table(records: Sequence[Record], called: Sequence[str], request: Request) -
             {**row, **{key: row[key] if row[key].endswith(_CUT) else f"{row[key]} " for key in ("best", "last")}}
             for row in rows
         ]
-    columns = [*_COLUMNS, *(key for key in request.columns if key not in _COLUMNS)]
+    judged = any(record.fresh is not None for record in records)
+    usual = [key for key in _COLUMNS if judged or key != "fresh"]
+    columns = [*usual, *(key for key in request.columns if key not in usual)]
     numeric = _RIGHT | {key for key in request.columns if all(_looks_numeric(row[key]) for row in rows)}
 
     def lines() -> list[str]:
@@ -173,6 +175,7 @@ def _cells(record: Record, name: str, request: Request) -> Mapping[str, str]:
         "of": f"{min(100 * record.frames // total, 100)}%" if total else "-",
         "best": number(record.best[1] if record.best else None) + _CUT * bool(record.cut("best")),
         "last": number(record.last[1] if record.last else None) + _CUT * bool(record.cut("last")),
+        "fresh": number(record.fresh),
         "time": _text(None if record.seconds is None else duration(record.seconds).removeprefix("0:")),
         "started": _text(None if record.started is None else f"{record.started:%Y-%m-%d %H:%M}"),
         **{key: _text(value_of(record, key)) for key in request.columns if key not in _COLUMNS},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rltool.commands.list import grid
 from rltool.errors import ConfigError, Problem
-from rltool.records import RUNS
+from rltool.records import RUNS, find_sweeps, is_sweep, located
 from rltool.runs import shown
-from rltool.sweeps.jobs import Sweep, is_sweep
+from rltool.sweeps.jobs import Sweep
 from rltool.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -43,36 +43,16 @@ def main(options: Options) -> int:
     return exit_code(found)
 
 
-def find_sweeps(root: Path) -> list[Path]:
-    """The sweeps in and below a directory, the newest first; none lies in another one."""
-    found: list[Path] = []
-    for directory, inner, _ in os.walk(root):
-        path = Path(directory)
-        if is_sweep(path):
-            found.append(path)
-            inner.clear()
-        inner[:] = [name for name in inner if not name.startswith(".")]
-    return sorted(found, key=lambda path: (path / "sweep.json").stat().st_mtime, reverse=True)
-
-
 def _found(word: str) -> Path:
-    """The directory of a sweep that is called so: by its path, or by the end of its name.
+    """The directory of a sweep: by its path, or by the end of its name.
 
     Raises:
-        ConfigError: there is none, or several; says which may be meant.
+        ConfigError: there is none, or several are called so; says which may be meant.
     """
-    path = Path(word).expanduser()
+    path = located(word)
     if is_sweep(path):
         return path
     if not path.exists():
-        called = [one for one in find_sweeps(RUNS) if one.name == word or one.name.endswith(f"-{word}")]
-        if len(called) == 1:
-            return called[0]
-        if called:
-            names = ", ".join(map(shown, called))
-            raise ConfigError(
-                Problem("", f"{word} may be any of {len(called)} sweeps: {names}", "Give more of the name")
-            )
         raise ConfigError(Problem("", f"there is no {word}", "rltool sweep lists the sweeps there are"))
     near = [one for one in path.absolute().parents if is_sweep(one)][:1] or find_sweeps(path)[:2]
     hint = did_you_mean([shown(one) for one in near]) or "rltool sweep lists the sweeps there are"
@@ -81,7 +61,12 @@ def _found(word: str) -> Path:
 
 def _list(*, as_json: bool) -> int:
     """The sweeps below runs/, the newest first."""
-    sweeps = [Sweep.read(path) for path in find_sweeps(RUNS)]
+    sweeps = []
+    for path in find_sweeps(RUNS):
+        try:
+            sweeps.append(Sweep.read(path))
+        except ConfigError as error:
+            print(f"warning: left out: {error}", file=sys.stderr)
     counts = [Counter(job.status for job in sweep.jobs) for sweep in sweeps]
     if as_json:
         rows = [

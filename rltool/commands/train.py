@@ -82,7 +82,8 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
     from rltool.sweeps.plugins import register
     from rltool.sweeps.report import report
 
-    with planned(options.overrides, line, files) as plan:
+    typed = [*options.overrides, *(["--config-dir", str(options.config_dir)] if options.config_dir else [])]
+    with planned(typed, line, files) as plan:
         path = plan.sweep.path
         print(plan.told, flush=True)
         register(plan)

@@ -23,7 +23,7 @@ from rltool.figures import counted
 from rltool.grouping import Group, differing, few, settings
 from rltool.records import Record
 from rltool.sweeps import scores
-from rltool.sweeps.jobs import Sweep, SweepJob
+from rltool.sweeps.jobs import WINNER, Sweep, SweepJob
 
 ENDED = ("finished", "solved", "stopped")
 """Statuses of jobs that trained as long as they were to: these are ranked."""
@@ -32,7 +32,6 @@ OPEN = ("waiting", "running")
 PRUNED = "pruned"
 SEED = "seed"
 
-_WINNER = "winner-"
 # Resamples of the bootstrap: as rltool compare takes them, fewer where there are many configurations.
 _RESAMPLES, _ALL_RESAMPLES = 10_000, 500_000
 # Two groups of seeds are told apart where chance alone would separate them so in one of twenty sweeps: three and three seeds
@@ -130,6 +129,11 @@ class Configuration:
     def iqm(self) -> Estimate | None:
         """Interquartile mean of the scores over the seeds, with its interval."""
         return self.scores.estimates["iqm"] if self.scores is not None else None
+
+    @property
+    def frames_to_threshold(self) -> float | None:
+        """Median over the seeds; None where that is none, or there is no threshold."""
+        return self.scores.frames_to_threshold if self.scores is not None else None
 
     @property
     def seeds(self) -> list[int]:
@@ -272,6 +276,10 @@ class Answer:
 def answer(sweep: Sweep) -> Answer:
     """What the jobs of a sweep say, as far as they are; jobs that go on count once they have ended."""
     notes = [f"left out: {text}" for text in sweep.damaged]
+    if sweep.gone:
+        notes.append(
+            f"gone from the sweep's directory: {few(sweep.gone, 'job')}; the same command runs what is missing"
+        )
     found = [Result(job, job.record, _status(job)) for job in sweep.jobs]
     ended = tuple(result.run for result in found if result.status in ENDED)
     at = choose_score([Group("", ended)], SUMMARISED, "final", notes) if ended else "final"
@@ -298,10 +306,13 @@ def _of_runs(results: Sequence[Result]) -> Iterator[str]:
     """What makes scores less, or more, than they seem."""
     cut = [result.job.name for result in results if result.run.cut("last")]
     if cut:
-        yield f"episodes of {counted(len(cut), 'job')} were cut at eval.max_steps: {few(cut)}"
+        yield f"episodes of {counted(len(cut), 'job')} were cut at eval.max_steps: {few(cut, 'job')}"
+    unread = [f"{one.job.name} ({'; '.join(one.run.problems)})" for one in results if one.run.problems]
+    if unread:
+        yield f"not all can be read of {few(unread, 'job')}"
     longer = [one.job.name for one in results if one.run.total_frames not in (None, one.job.config.get("total_frames"))]
     if longer:
-        yield f"trained for another budget than the sweep's: {few(longer)}"
+        yield f"trained for another budget than the sweep's: {few(longer, 'job')}"
 
 
 def _status(job: SweepJob) -> str:
@@ -356,7 +367,7 @@ def _ranking(
     grouped: dict[str, list[Result]] = {}
     fresh: dict[int | None, list[Result]] = {}
     for result in results:
-        if result.job.name.startswith(_WINNER):
+        if result.job.name.startswith(WINNER):
             fresh.setdefault(result.job.trial, []).append(result)
             continue
         of = result.job.trial if result.job.trial is not None else settings(result.job.config)
@@ -365,7 +376,7 @@ def _ranking(
     resamples = min(_RESAMPLES, _ALL_RESAMPLES // max(len(grouped), 1))
     told = _telling(keys, [members[0].job for members in grouped.values()])
     unordered = [_configuration(members, told, objectives[0], resamples) for members in grouped.values()]
-    ranked = tuple(sorted(unordered, key=lambda one: (one.tier, -(one.objective or 0.0))))
+    ranked = tuple(sorted(unordered, key=_place))
     best = _best(ranked, fresh, is_open=any(result.status in OPEN for result in results))
     again = fresh.get(best.trial) if best is not None else None
     winner = _configuration(again, told, objectives[0], resamples) if again else None
@@ -375,6 +386,12 @@ def _ranking(
         better = estimate([best.scores.scores, second.scores.scores], improvement, _RESAMPLES)
     front = _front([one for one in ranked if one.tier == 0], objectives) if len(objectives) > 1 else ()
     return Ranking(env, goal, tuple(told), ranked, best, second, better, winner, front)
+
+
+def _place(one: Configuration) -> tuple[int, float, float]:
+    """What sorts configurations, the best first: of equal ones that which reaches the threshold first."""
+    frames = one.frames_to_threshold
+    return one.tier, -(one.objective or 0.0), math.inf if frames is None else frames
 
 
 def _telling(keys: Iterable[str], jobs: Sequence[SweepJob]) -> list[str]:

@@ -130,7 +130,9 @@ def told(job: SweepJob) -> str:
     """How a job ended, in a line."""
     record = job.record
     parts = [f"job {job.name}" + (f" ({job.brief})" if job.brief else ""), job.status]
-    if record.last is not None:
+    if record.fresh is not None:
+        parts.append(f"return {number(record.fresh)} on fresh episodes")
+    elif record.last is not None:
         parts.append(f"return {number(record.last[1])} at {record.last[0]:,} frames")
     if record.seconds is not None:
         parts.append(duration(record.seconds))

@@ -30,6 +30,19 @@ _THREADS = (
 GRACE = 60.0
 
 
+def surroundings(threads: object) -> dict[str, str]:
+    """Environment variables for a process that trains.
+
+    Args:
+        threads: how many each library may start.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict.fromkeys(_THREADS, str(threads))}
+    home = str(Path(__file__).resolve().parents[2])
+    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # a checkout that is not installed
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [home, environment.get("PYTHONPATH")]))
+    return environment
+
+
 class Child:
     """The process of a job, started as this is made; in a session of its own, so that Ctrl-C reaches only who started it.
 
@@ -55,16 +68,9 @@ class Child:
         self.frames_before = job.record.frames
         self.on_cpu = False
         self._reason, self._asked = "", 0.0
-        threads = str(job.config.get("threads", 1))
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict.fromkeys(_THREADS, threads)}
+        environment = surroundings(job.config.get("threads", 1))
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
-        home = str(Path(__file__).resolve().parents[2])
-        if home not in (
-            sysconfig.get_path("purelib"),
-            sysconfig.get_path("platlib"),
-        ):  # a checkout that is not installed
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [home, environment.get("PYTHONPATH")]))
         with open(job.console, "ab") as console:
             console.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {job.title}\n".encode())
             console.flush()

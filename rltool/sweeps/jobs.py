@@ -17,10 +17,14 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rltool.errors import ConfigError, Problem
 from rltool.grouping import value_shown
-from rltool.records import Record
+from rltool.records import SWEEP, Record
 from rltool.runs import CALL_OFF, replace_file
 
-_SWEEP, _JOB, _CONSOLE = "sweep.json", "job.json", "console.log"
+WINNER = "winner-"
+"""What begins the names of jobs that run the best of a search once more, on fresh seeds."""
+_JOB, _CONSOLE = "job.json", "console.log"
+# What to do about a file that cannot be read.
+_WHOLE = "The runs beside it are none the worse: rltool runs and compare read them"
 Kind = TypeVar("Kind")
 DONE = ("finished", "solved", "stopped", "pruned")
 """Statuses of jobs that are not run again."""
@@ -105,10 +109,10 @@ class Sweep:
     Attributes:
         path: the directory, absolute.
         kind: ``grid``, or ``tune`` for a search.
-        overrides: what was typed.
+        overrides: what was typed, ``--config-dir`` among it.
         varied: the keys (or groups) whose values differ between jobs, the seed among them, in the order in which they were
             typed.
-        details: more of a search: its objective, its space.
+        details: of a grid, the names of the ``jobs`` that it was ever asked for; of a search, its objective and its space.
     """
 
     path: Path
@@ -121,6 +125,13 @@ class Sweep:
     def jobs(self) -> tuple[SweepJob, ...]:
         """The jobs there are, in the order of their names, 2 before 10; those that cannot be read are left out."""
         return self._found[0]
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The names of jobs of a grid whose directories are no longer there, or hold no job."""
+        told = self.details.get("jobs")
+        names = map(str, told) if isinstance(told, list) else ()
+        return tuple(name for name in names if not (self.path / name / _JOB).exists())
 
     @property
     def damaged(self) -> tuple[str, ...]:
@@ -140,7 +151,7 @@ class Sweep:
 
     def write(self) -> None:
         """Writes what was asked for; the jobs are written one by one."""
-        _write(self.path / _SWEEP, self, but="path")
+        _write(self.path / SWEEP, self, but="path")
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -149,17 +160,12 @@ class Sweep:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        return _read(cls, path / _SWEEP, but="path")
+        return _read(cls, path / SWEEP, but="path")
 
 
 def is_job(path: Path) -> bool:
     """Whether a directory is that of a sweep's job."""
     return (path / _JOB).is_file()
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether a directory holds a sweep."""
-    return (path / _SWEEP).is_file()
 
 
 def _write(path: Path, of: SweepJob | Sweep, *, but: str) -> None:
@@ -175,15 +181,16 @@ def _read(kind: type[Kind], path: Path, *, but: str) -> Kind:
         hint = "A sweep's directory holds a sweep.json; they are made by rltool train -m"
         raise ConfigError(Problem("", f"there is no {path}", hint)) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(Problem("", f"{path} cannot be read: {error}")) from error
+        raise ConfigError(Problem("", f"{path} cannot be read: {error}", _WHOLE)) from error
     if not isinstance(told, dict):
-        raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}"))
+        raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}", _WHOLE))
     try:
         return TypeAdapter(kind).validate_python({**told, but: str(path.parent.absolute())})
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
-        raise ConfigError(Problem("", f"{path} is not what rltool wrote there: {where}: {reason['msg']}")) from error
+        text = f"{path} is not what rltool wrote there: {where}: {reason['msg']}"
+        raise ConfigError(Problem("", text, _WHOLE)) from error
 
 
 def _order(directory: Path) -> list[tuple[int, int, str]]:

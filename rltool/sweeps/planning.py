@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
 from pydantic import JsonValue
 
 from rltool.composition import TOGETHER, Composition, Line, compose
@@ -21,15 +24,19 @@ from rltool.errors import ConfigError, Problem
 from rltool.figures import counted
 from rltool.grouping import settings
 from rltool.launch import Claim, Job, check_jobs
+from rltool.records import is_run, is_sweep
 from rltool.runs import shown
 from rltool.schema import SweepConfig
-from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_sweep
-from rltool.sweeps.launchers import problems_of
+from rltool.sweeps.jobs import DONE, Sweep, SweepJob
+from rltool.sweeps.launchers import OURS, problems_of
+from rltool.sweeps.rehearsal import rehearsed
 
 if TYPE_CHECKING:
     from rltool.sweeps.tuning import Tuning
 
 _LOCK, _CONF = ".lock", ".conf"
+# Jobs that take seconds to check.
+_MANY = 2_000
 # Nodes that are the sweep's, not its jobs'.
 _OWN = ("hydra", *TOGETHER)
 
@@ -73,9 +80,10 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
     if problems:
         raise ConfigError(problems)
     first = _first(line, files)
-    sweeper = first.choices.get("hydra/sweeper") if first is not None else "grid"
+    sweeper = first.choices.get("hydra/sweeper") if first is not None else None
     together = _checked_together(first, problems) if first is not None else None
-    problems += _of_sweeper(line, sweeper)
+    problems += _of_names(line)
+    problems += _of_sweeper(line, sweeper) if first is not None else []
     problems += problems_of(first, line) if first is not None else []
     if sweeper == "tune" and together is not None and not problems:
         from rltool.sweeps.tuning import planned_search
@@ -84,6 +92,8 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
             yield plan
         return
     jobs: list[Job] = []
+    if (count := len(line.jobs())) > _MANY and not problems:
+        print(f"checking {count:,} jobs before the first one starts", flush=True)
     try:
         jobs = check_jobs(line, files, multirun=True)
     except ConfigError as error:
@@ -92,7 +102,7 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
         raise ConfigError(dict.fromkeys(problems))
     path = jobs[0].composition.sweep_directory
     with claimed(path, "grid"):
-        yield _written(typed, line, jobs, path, copy_files(files, path))
+        yield _written(typed, line, jobs, path, files)
 
 
 def _checked_together(composition: Composition, problems: list[Problem]) -> SweepConfig | None:
@@ -122,6 +132,14 @@ def _without_values(line: Line) -> Iterator[Problem]:
             values = one.values
         if one.override.is_discrete_sweep() and not values:
             yield Problem(one.key, f"expected at least one value, found none in {one.word.partition('=')[2]}")
+
+
+def _of_names(line: Line) -> Iterator[Problem]:
+    """Jobs are found again by their names."""
+    typed = line.get("hydra.sweep.subdir")
+    if typed is not None:
+        hint = "Leave it out: rltool sweep and results.csv say which is which"
+        yield Problem("hydra.sweep.subdir", f"jobs are named by their numbers, found {typed.word}", hint)
 
 
 def _of_sweeper(line: Line, sweeper: str | None) -> Iterator[Problem]:
@@ -182,12 +200,19 @@ def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
     copies = []
     for number, directory in enumerate(files.directories):
         copies.append(home / str(number))
-        for source in sorted(directory.rglob("*.yaml")):
+        for source in _config_files(directory):
             target = copies[-1] / source.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
         copies[-1].mkdir(parents=True, exist_ok=True)
     return ConfigFiles(copies[0], tuple(copies[1:]))
+
+
+def _config_files(directory: Path) -> Iterator[Path]:
+    """The YAML files of a directory of config files; it may be a sweep's, whose jobs have files that are none."""
+    for place, inner, names in os.walk(directory):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and not is_run(Path(place, name)))
+        yield from (Path(place, name) for name in sorted(names) if name.endswith(".yaml"))
 
 
 def values_of(words: Sequence[str], keys: Sequence[str]) -> dict[str, JsonValue]:
@@ -206,11 +231,14 @@ def _node(word: str) -> str:
 
 
 def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles) -> Plan:
+    """The plan of a grid, written down.
+
+    Raises:
+        ConfigError: jobs that are to begin cannot be built.
+    """
     before = Sweep.read(path) if is_sweep(path) else None
     there = {_key(old.config): old for old in (before.jobs if before is not None else ())}
     varied = tuple(dict.fromkeys([*_varying(line, jobs), *(before.varied if before is not None else ())]))
-    sweep = Sweep(path, "grid", tuple(typed), varied)
-    sweep.write()
     number, planned = 0, {}
     for job in jobs:
         config = cast("dict[str, JsonValue]", job.config.model_dump(mode="json"))
@@ -221,14 +249,45 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
         while old is None and (path / str(number)).exists():
             number += 1
         directory = path / str(number) if old is None else old.directory
+        number += old is None
         if old is not None and old.status in DONE:
             config = dict(old.config)  # what it was run with, down to what changes nothing
         words = own_words(job.words)
         planned[key] = SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned)
-        planned[key].write()
+    build([job.config for job in planned.values() if job.status == "waiting"], jobs[0].composition)
+    copied = copy_files(files, path)
+    names = [job.name for job in planned.values()]
+    sweep = Sweep(path, "grid", tuple(typed), varied, {"jobs": list(dict.fromkeys([*_names(before), *names]))})
+    sweep.write()
+    for planned_job in planned.values():
+        planned_job.write()
     kept = len(planned.keys() & there.keys())
     told = _told(sweep, list(planned.values()), kept if before is not None else None, len(jobs) - len(planned))
-    return Plan(sweep, files, told, tuple(planned.values()))
+    return Plan(sweep, copied, told, tuple(planned.values()))
+
+
+def build(configs: Sequence[Mapping[str, JsonValue]], composition: Composition) -> None:
+    """Builds what jobs are made of, once for each kind of job.
+
+    Args:
+        configs: of the jobs.
+        composition: of one of them: it says where they run.
+
+    Raises:
+        ConfigError: what is wrong with them.
+    """
+    target = str(OmegaConf.select(composition.hydra, "hydra.launcher._target_"))
+    note = partial(print, flush=True)
+    if problems := rehearsed(configs, note, here=target.startswith(OURS)):
+        raise ConfigError(problems)
+
+
+def _names(sweep: Sweep | None) -> Sequence[str]:
+    """The jobs that a grid was ever asked for."""
+    if sweep is None:
+        return ()
+    told = sweep.details.get("jobs")
+    return [str(name) for name in told] if isinstance(told, list) else [job.name for job in sweep.jobs]
 
 
 def _told(sweep: Sweep, jobs: Sequence[SweepJob], kept: int | None, repeated: int) -> str:

@@ -8,6 +8,7 @@ import json
 import shlex
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -308,10 +309,14 @@ def _digits(ranking: Ranking) -> int:
 
 def _against_second(ranking: Ranking, best: Configuration, second: Configuration) -> str:
     assert ranking.better is not None
-    equal = sum(one.tier == best.tier and one.objective == best.objective for one in ranking.ranked)
-    if equal > 1:
+    equal = [one for one in ranking.ranked if one.tier == best.tier and one.objective == best.objective]
+    if len(equal) > 1:
+        others = [one.frames_to_threshold for one in equal if one is not best]
+        frames = best.frames_to_threshold
+        if frames is not None and all(other is None or other > frames for other in others):
+            return f"{len(equal)} configurations score the same; it is the one that reaches {ranking.threshold:g} in the fewest frames."
         return (
-            f"{equal} configurations score the same, and it is the first of them. Who learns fastest may tell them apart: "
+            f"{len(equal)} configurations score the same, and it is the first of them. Who learns fastest may tell them apart: "
             "tune.objective=auc in a search, rltool compare … at=auc of a grid."
         )
     chance = interval(ranking.better, 2)
@@ -350,7 +355,9 @@ def _failures(found: Answer, width: int) -> str:
     failures = found.failures
     if not failures:
         return ""
-    lines = [f"{len(failures)} of {counted(len(found.results), 'job')} failed:"]
+    statuses = ", ".join(f"{number} {status}" for status, number in Counter(one.status for one in failures).items())
+    what = "failed" if all(one.status == "failed" for one in failures) else f"are not done, {statuses}"
+    lines = [f"{len(failures)} of {counted(len(found.results), 'job')} {what}:"]
     for result in failures[:_SHOWN]:
         lines.append(textwrap.fill(_failure(result), width, initial_indent="  ", subsequent_indent="    "))
         if result.job.console.is_file():
@@ -400,7 +407,7 @@ def page(found: Answer, *, final: bool) -> str:
             blocks.append(f"`{EXPERIMENT}/{name}.yaml` holds the best configuration, all but the seed:")
             blocks.append(f"    {program('rltool')} train {_chosen(found, ranking)} seed=0")
     if found.failures:
-        blocks.append("## What failed")
+        blocks.append("## What is not done")
         lines = [f"- {_failure(one)} (`{shown(one.job.console)}`)" for one in found.failures[:_SHOWN_IN_FILE]]
         blocks.append("\n".join(lines))
     blocks += list(_paragraphs(_going_on(found, final=final)))

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,9 +174,11 @@ class Search:
         url = _url(config, path)
         place = Path(str(url.database)) if _is_file(url) else path / _TUNERS / "turn"
         turn = FileLock(place.with_name(f".{place.name}.lock"))
+        made = [one for one in (path / _TUNERS, Path(turn.lock_file)) if not one.exists()]
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            return cls(config, path, space, base, url, turn)
+            with _undone(made):
+                return cls(config, path, space, base, url, turn)
         except OSError as error:
             text = f"cannot write beside {place}: {error.strerror or error}"
             raise ConfigError(Problem("tune.storage", text, "Choose another place")) from error
@@ -542,6 +545,20 @@ def _first_line(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, StorageInternalError | ImportError) and error.__cause__ else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[0] if lines else type(cause).__name__
+
+
+@contextmanager
+def _undone(made: Sequence[Path]) -> Iterator[None]:
+    """Where the search is refused, nothing of it is left: removes directories and files that were made for it."""
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from rltool.figures import counted
 from rltool.figures import number as figure
 from rltool.grouping import short_names, value_shown
 from rltool.launch import Job, check
+from rltool.records import is_sweep
 from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
-from rltool.sweeps.jobs import DONE, Sweep, SweepJob, is_job
-from rltool.sweeps.planning import Plan, claimed, copy_files, own_words
+from rltool.sweeps.jobs import DONE, WINNER, Sweep, SweepJob, is_job
+from rltool.sweeps.planning import Plan, build, claimed, copy_files, own_words
 from rltool.sweeps.pool import Pool
 from rltool.sweeps.space import Space
 from rltool.sweeps.study import Proposal, Search, Trial
@@ -57,6 +58,9 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
     seed = _seed(line)
     corners = _checked_corners(fixed, space, files)
     path = corners[0].composition.sweep_directory
+    if not is_sweep(path):
+        configs = [cast("dict[str, JsonValue]", corner.config.model_dump(mode="json")) for corner in corners]
+        build(configs, corners[0].composition)
     base = cast("dict[str, JsonValue]", corners[0].config.model_dump(mode="json"))
     with claimed(path, "tune"):
         copied = copy_files(files, path)
@@ -225,7 +229,9 @@ class Tuning:
         if len(best) != 1 or count == 0 or len(self.search.objectives) > 1:
             return []
         (winner,), first = best, self.seed + self.together.tune.seeds
-        jobs = [self._job(f"winner-{winner.number}-{k}", winner.values, first + k, winner.number) for k in range(count)]
+        jobs = [
+            self._job(f"{WINNER}{winner.number}-{k}", winner.values, first + k, winner.number) for k in range(count)
+        ]
         left = [job for job in jobs if job.status not in (*DONE, "running")]
         if left:
             note(
