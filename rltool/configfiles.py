@@ -19,6 +19,9 @@ from rltool.wording import did_you_mean, nearest
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
 
+OF_SWEEPS = ("hydra/launcher", "hydra/sweeper")
+"""Groups of Hydra's that rltool has options of its own for."""
+
 
 def conf_dir() -> Path:
     """The directory of the config files that come with rltool: inside the package of a wheel, beside it in a checkout.

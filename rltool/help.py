@@ -310,10 +310,11 @@ def _train_keys(files: ConfigFiles, choices: Mapping[str, str]) -> list[str]:
 
 def _sweep_keys(files: ConfigFiles, choices: Mapping[str, str]) -> list[str]:
     """What concerns the jobs of a sweep together."""
+    from rltool.configfiles import OF_SWEEPS
     from rltool.schema import JobsConfig, TuneConfig
 
     lines = [_heading("with -m"), *_wrapped("A run for each combination of values, and an answer: rltool sweep.", "  ")]
-    for group in ("hydra/launcher", "hydra/sweeper"):
+    for group in OF_SWEEPS:
         options = [files.read(group, name) for name in files.options(group)]
         lines += ["", *_columns([(f"{group}={option.name}", option.description) for option in options], 28)]
     sweep = files.primary("train")["sweep"]

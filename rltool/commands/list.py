@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from rltool.configfiles import OF_SWEEPS
 from rltool.errors import ConfigError, Problem
 from rltool.wording import did_you_mean, nearest
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def main(options: Options) -> int:
     """Prints the table; returns the exit code."""
     files = options.files()
-    groups = files.groups()
+    groups = [*files.groups(), *OF_SWEEPS]
     if len(options.overrides) > 1:
         raise ConfigError(
             Problem("", f"expected one group, found {' '.join(options.overrides)}", "Leave it out to see all")

@@ -44,20 +44,21 @@ def rehearsed(configs: Sequence[_Config], note: Callable[[str], object], *, here
         kinds = [{**config, "device": "cpu"} for config in kinds]
     note(f"building {counted(len(kinds), 'kind')} of job once, before the first one starts")
     with tempfile.TemporaryDirectory() as directory:
-        asked, told = Path(directory, "configs.json"), Path(directory, "problems.json")
+        asked, told, errors = (Path(directory, name) for name in ("configs.json", "problems.json", "errors.txt"))
         asked.write_text(json.dumps(kinds), encoding="utf-8")
         # -P: what lies in the working directory comes last, as for the command line.
         command = [sys.executable, "-P", "-m", __name__, str(asked), str(told), str(Path.cwd())]
         try:
-            done = subprocess.run(
-                command,
-                env=surroundings(1),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_PATIENCE,
-                check=False,
-            )
+            with open(errors, "wb") as stream:  # a pipe might be held open by processes of an environment
+                done = subprocess.run(
+                    command,
+                    env=surroundings(1),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stream,
+                    timeout=_PATIENCE,
+                    check=False,
+                )
             found = json.loads(told.read_text(encoding="utf-8"))
         except subprocess.TimeoutExpired:
             note(
@@ -65,7 +66,7 @@ def rehearsed(configs: Sequence[_Config], note: Callable[[str], object], *, here
             )
             return []
         except OSError:  # no answer: an environment has ended the process
-            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            last = errors.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
             note(f"building the jobs ended with exit code {done.returncode} ({last}): each job tries for itself")
             return []
     return [Problem(*of) for of in found]
