@@ -27,6 +27,7 @@ from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import Sweep, SweepJob
 from rltool.sweeps.planning import planned
 from rltool.sweeps.pool import Pool
+from rltool.sweeps.processes import Forked, Interpreter, Order, Start
 
 FILES = ConfigFiles.find_main()
 TINY = (
@@ -456,15 +457,16 @@ def test_a_job_that_is_called_off_is_pruned_and_is_not_run_again(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_who_starts_a_job_ends_it_by_dying(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [Interpreter, Forked])
+def test_who_starts_a_job_ends_it_by_dying(tmp_path: Path, start: Start) -> None:
     """Standard input of the job is held by who started it."""
     sweep = plan(tmp_path / "s", "seed=0", "total_frames=10_000_000", "save.interval=1000", "eval=none")
-    child = Child(sweep.jobs[0])
+    child = Child(sweep.jobs[0], start=start)
     wait_for(lambda: (sweep.jobs[0].directory / "checkpoints" / "last.ckpt").exists())
-    assert child._process.stdin is not None
-    os.close(os.dup(child._process.stdin.fileno()))
-    child._process.stdin.close()
-    assert child._process.wait(timeout=30) == 143
+    assert child.code is None
+    child._process.let_go()
+    assert child._process.wait(30) == 143
+    assert child.code == 143
     assert sweep.jobs[0].status == "interrupted"
 
 
@@ -518,3 +520,39 @@ def test_a_search_for_whole_numbers_between_any_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"algo.epochs: expected a whole number"):
         plan(tmp_path / "s", "hydra/sweeper=tune", "algo.epochs=interval(1,5)")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("start", [Interpreter, pytest.param(Forked, marks=pytest.mark.long)])
+def test_a_process_is_one_of_its_own(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own session, variables, output, directory and exit code; a second one knows nothing of the first."""
+    (tmp_path / "errand.py").write_text(
+        "import os, sys\n"
+        "seen = []\n"
+        "def main(words):\n"
+        "    seen.append(words[0])\n"
+        "    print(seen, os.environ.get('ERRAND'), os.environ.get('HOME'), os.getcwd(), os.getsid(0) == os.getpid(), flush=True)\n"
+        "    print(sys.argv[1:], file=sys.stderr)\n"
+        "    os.read(0, 1)\n"  # until it is left alone
+        "    return int(words[0])\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(main(sys.argv[1:]))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    environment |= {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    for code in ("3", "4"):
+        output = tmp_path / f"{code}.txt"
+        output.write_text("before\n")
+        process = start(Order("errand", (code,), {**environment, "ERRAND": f"e{code}"}, output, tmp_path))
+        wait_for(lambda text=output: text.read_text().count("\n") == 3)  # type: ignore[misc]
+        assert process.poll() is None
+        process.let_go()
+        process.let_go()
+        assert process.wait(30) == process.poll() == int(code)
+        assert sorted(output.read_text().splitlines()) == sorted(
+            ["before", f"['{code}'] e{code} None {tmp_path} True", f"['{code}']"]
+        )
+    killed = start(Order("errand", ("0",), environment, tmp_path / "killed.txt"))
+    assert killed.wait(0.1) is None
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait(30) == -signal.SIGKILL

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import sysconfig
 import time
 from contextlib import suppress
 from datetime import datetime
@@ -16,31 +13,11 @@ import psutil
 
 from rltool.schema import JobsConfig
 from rltool.sweeps.jobs import SweepJob
+from rltool.sweeps.processes import Interpreter, Order, Start, surroundings
 from rltool.sweeps.worker import LEASH, tell
 
-# Libraries that start threads of their own, and where each looks up how many.
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 # Seconds for a batch and a checkpoint, once a job was asked to end.
 GRACE = 60.0
-
-
-def surroundings(threads: object) -> dict[str, str]:
-    """Environment variables for a process that trains.
-
-    Args:
-        threads: how many each library may start.
-    """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict.fromkeys(_THREADS, str(threads))}
-    home = str(Path(__file__).resolve().parents[2])
-    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # a checkout that is not installed
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [home, environment.get("PYTHONPATH")]))
-    return environment
 
 
 class Child:
@@ -51,6 +28,7 @@ class Child:
         gpu: the only GPU that it sees; None: all there are.
         origin: where the user's own modules may lie; None: the working directory.
         inside: the job's directory is its working directory (hydra.job.chdir).
+        start: makes the process.
 
     Attributes:
         job, gpu: see above.
@@ -61,7 +39,13 @@ class Child:
     """
 
     def __init__(
-        self, job: SweepJob, gpu: str | None = None, origin: Path | None = None, *, inside: bool = False
+        self,
+        job: SweepJob,
+        gpu: str | None = None,
+        origin: Path | None = None,
+        *,
+        inside: bool = False,
+        start: Start = Interpreter,
     ) -> None:
         self.job, self.gpu = job, gpu
         self.started, self.peak = time.monotonic(), 0
@@ -73,25 +57,11 @@ class Child:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         with open(job.console, "ab") as console:
             console.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} {job.title}\n".encode())
-            console.flush()
-            self._process = subprocess.Popen(
-                # -P: what lies in the working directory comes last, as for the command line.
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "rltool.sweeps.worker",
-                    str(job.directory),
-                    str(origin or Path.cwd()),
-                    LEASH,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=job.directory if inside else None,
-                start_new_session=True,
-            )
+        words = (str(job.directory), str(origin or Path.cwd()), LEASH)
+        self._process = start(
+            Order("rltool.sweeps.worker", words, environment, job.console, job.directory if inside else None)
+        )
+        self._is_over = False
 
     @property
     def seconds(self) -> float:
@@ -102,7 +72,8 @@ class Child:
     def code(self) -> int | None:
         """Its exit code, negative for a signal that ended it; None while it runs. What it left undone is done then."""
         code = self._process.poll()
-        if code is not None and self._process.stdin is not None and not self._process.stdin.closed:
+        if code is not None and not self._is_over:
+            self._is_over = True
             self._end_of(code)
         return code
 
@@ -131,8 +102,9 @@ class Child:
         """
         if not self._asked:
             self._asked, self._reason = time.monotonic(), reason
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+            if self._process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(self._process.pid, signal.SIGTERM)
         elif time.monotonic() - self._asked > GRACE:
             self.kill()
 
@@ -165,8 +137,7 @@ class Child:
     def _end_of(self, code: int) -> None:
         """Ends what it left behind, and writes down what it could not."""
         self.kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.let_go()
         if self._reason:
             tell(self.job, "failed", self._reason)
         elif self._asked and self.job.status == "waiting":

@@ -28,6 +28,7 @@ from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import DONE, SweepJob
 from rltool.sweeps.launchers import OURS, Elsewhere, returned, words_of
 from rltool.sweeps.pool import Pool
+from rltool.sweeps.processes import several
 
 if TYPE_CHECKING:
     from rltool.sweeps.planning import Plan
@@ -118,7 +119,7 @@ def launcher_of(context: HydraContext, task: TaskFunction, config: DictConfig) -
 def new_pool(config: DictConfig) -> Pool:
     """The pool that Hydra's whole configuration asks for."""
     inside = bool(OmegaConf.select(config, "hydra.job.chdir"))
-    return Pool(settings_of(config).sweep, start=partial(Child, inside=inside))
+    return Pool(settings_of(config).sweep, start=partial(Child, inside=inside, start=several()))
 
 
 def settings_of(config: DictConfig) -> SweepConfig:

@@ -5,10 +5,12 @@ environment, a GPU that is not there, weights that do not fit are found here, an
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import cast
@@ -18,7 +20,7 @@ from pydantic import JsonValue
 from rltool.config import load
 from rltool.errors import CheckpointError, ConfigError, Problem
 from rltool.figures import counted
-from rltool.sweeps.children import surroundings
+from rltool.sweeps.processes import Order, several, surroundings
 
 _Config = Mapping[str, JsonValue]
 
@@ -44,31 +46,23 @@ def rehearsed(configs: Sequence[_Config], note: Callable[[str], object], *, here
         kinds = [{**config, "device": "cpu"} for config in kinds]
     note(f"building {counted(len(kinds), 'kind')} of job once, before the first one starts")
     with tempfile.TemporaryDirectory() as directory:
-        asked, told, errors = (Path(directory, name) for name in ("configs.json", "problems.json", "errors.txt"))
+        asked, told, output = (Path(directory, name) for name in ("configs.json", "problems.json", "output.txt"))
         asked.write_text(json.dumps(kinds), encoding="utf-8")
-        # -P: what lies in the working directory comes last, as for the command line.
-        command = [sys.executable, "-P", "-m", __name__, str(asked), str(told), str(Path.cwd())]
+        process = several()(Order(__name__, (str(asked), str(told), str(Path.cwd())), surroundings(1), output))
         try:
-            with open(errors, "wb") as stream:  # a pipe might be held open by processes of an environment
-                done = subprocess.run(
-                    command,
-                    env=surroundings(1),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=stream,
-                    timeout=_PATIENCE,
-                    check=False,
-                )
-            found = json.loads(told.read_text(encoding="utf-8"))
-        except subprocess.TimeoutExpired:
-            note(
-                f"{counted(len(kinds), 'kind')} of job could not be built within {_PATIENCE:g} s: each job tries for itself"
-            )
+            code = process.wait(_PATIENCE)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with those of its environments
+            process.let_go()
+        if code is None:
+            note(f"the jobs could not be built within {_PATIENCE:g} s: each tries for itself")
             return []
-        except OSError:  # no answer: an environment has ended the process
-            last = errors.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            note(f"building the jobs ended with exit code {done.returncode} ({last}): each job tries for itself")
+        if code:  # an environment has ended the process
+            last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            note(f"building the jobs ended with exit code {code} ({last}): each tries for itself")
             return []
+        found = json.loads(told.read_text(encoding="utf-8"))
     return [Problem(*of) for of in found]
 
 
