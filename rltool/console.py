@@ -391,32 +391,37 @@ class Console:
         table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column(no_wrap=True, width=6)
         table.add_column(no_wrap=True, width=_NUMBER)
+        if wide:
+            table.add_column(no_wrap=True)  # the interval
         table.add_column(no_wrap=True, min_width=width)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
+        blank = [""] * wide
         if view.returns:
             table.add_row(
                 "return",
                 Text(number(view.returns[-1]), style="bold"),
+                *blank,
                 Text(sparkline(view.returns, width, ascii_only=self._ascii), style="magenta"),
                 f"best {number(view.best_return)}",
             )
         else:
             # Between two points nothing is known of episodes.
-            table.add_row("return", "-", "no episode has ended yet" if view.scalars else "no point yet")
+            table.add_row("return", "-", *blank, "no episode has ended yet" if view.scalars else "no point yet")
         latest, best = view.evaluation, view.best_evaluation
         if latest is not None:
+            interval = f"{number(latest.low)} to {number(latest.high)} (95 %)"
             table.add_row(
                 "eval",
                 Text(number(latest.mean), style="bold green" if latest == best else "bold"),
+                *([interval] * wide),
                 Text(sparkline(view.evaluations, width, ascii_only=self._ascii), style="green"),
                 Text("" if best is None else f"best {number(best.mean)} at {best.frames:,}", style="green"),
-                f"{number(latest.low)} to {number(latest.high)}" if wide else "",
             )
             if not wide:
-                table.add_row("", "", f"{number(latest.low)} to {number(latest.high)} (95 %)")
+                table.add_row("", "", interval)
         elif self._evaluates:
-            table.add_row("eval", "-", "none yet")
+            table.add_row("eval", "-", *blank, "none yet")
         return table
 
     def _metric_rows(self, view: _View, inner: int) -> Table | None:

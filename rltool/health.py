@@ -128,6 +128,8 @@ class Rule:
         for key, change in self.remedies:
             if not history.has(key):
                 continue
+            if key.startswith("algo.epsilon.") and change == "raise" and _epsilon_high(history) is not None:
+                continue  # nearly every action is random already
             now = history.key(key)
             shown = json.dumps(now) if not isinstance(now, str) else now
             if change != shown and not (now == 0 and change.startswith("lower")):
@@ -647,8 +649,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "returns_equal",
         "all episodes pay the same",
-        "exploration never gets to what pays: episodes run into their time limit, say, without reaching the goal",
-        (*_EXPLORE, ("env.kwargs", "a denser reward, if there is one"), ("env.max_episode_steps", "raise")),
+        "exploration never gets to what pays (episodes run into their time limit, say), or what is paid does not depend on the "
+        "actions",
+        (
+            *_EXPLORE,
+            ("env.kwargs", "a reward that tells actions apart; rltool env shows what is paid"),
+            ("env.max_episode_steps", "raise"),
+        ),
         _returns_equal,
     ),
     Rule(
@@ -715,7 +722,7 @@ RULES: tuple[Rule, ...] = (
         "no_updates",
         "learning has not begun",
         "more frames are collected first than the budget leaves for learning",
-        (("algo.learning_starts", "lower"), ("algo.warmup_frames", "lower"), ("total_frames", "raise")),
+        (("algo.warmup_frames", "lower"), ("algo.learning_starts", "lower"), ("total_frames", "raise")),
         _no_updates,
     ),
     Rule(

@@ -87,6 +87,14 @@ class Record:
         missing = [f"{name} is missing" for name in ("config.yaml", "checkpoints") if name not in self._names]
         return [*missing, *(text for text in (self._config[1], self._summary[1], self._cut_short) if text)]
 
+    @cached_property
+    def all_problems(self) -> list[str]:
+        """:attr:`problems`, and those that only reading all of metrics.jsonl shows."""
+        lines = [line for line in self._lines() if line.endswith("\n")]  # the last one may be in the making
+        lost = sum(not (line.startswith("{") and line.endswith("}\n")) for line in lines)
+        told = f"{lost} of {len(lines):,} lines of metrics.jsonl cannot be read, and are left out"
+        return [*self.problems, *([told] if lost else [])]
+
     @property
     def _cut_short(self) -> str:
         """Whether metrics.jsonl says less than the summary."""

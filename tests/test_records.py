@@ -97,6 +97,14 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert [point["frames"] for point in record.points] == [400, 400, 800, 800, 1000]
 
 
+def test_lines_that_are_not_whole_are_counted(tmp_path: Path) -> None:
+    directory = recorded(tmp_path / "run", points=POINTS)
+    assert Record(directory).all_problems == []
+    path = directory / "metrics.jsonl"
+    path.write_text('{"frames": 10, "a\n' + path.read_text() + '{"frames": 1200, "in the mak')
+    assert Record(directory).all_problems[-1] == "1 of 6 lines of metrics.jsonl cannot be read, and are left out"
+
+
 def test_numbers_that_are_not_finite_are_no_numbers(tmp_path: Path) -> None:
     points = [{"frames": 100, "eval/return_mean": None}, {"frames": 200, "eval/return_mean": 1}]
     assert Record(recorded(tmp_path / "run", summary=None, points=points)).curve("eval/return_mean") == [(200, 1)]

@@ -583,7 +583,7 @@ def test_a_sweep_that_cannot_be_read_does_not_hide_the_others(rltool: Rltool, sw
     assert "aaaaaa" in out
     assert "bbbbbb" not in out
     assert "warning: left out: " in err
-    assert "The runs beside it are none the worse: rltool runs and compare read them" in err
+    assert "What it says is written anew by the same command with hydra.sweep.dir=DIRECTORY" in err
     assert rltool("sweep", "bbbbbb")[0] == 2
 
 

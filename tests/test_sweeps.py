@@ -142,6 +142,18 @@ def test_a_job_that_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     assert {job.name: job.config["seed"] for job in plan(tmp_path / "s", "seed=0,1").jobs} == {"1": 1, "2": 0}
 
 
+@pytest.mark.parametrize("content", [None, '{"kind": '])
+def test_a_sweep_whose_own_file_is_lost_goes_on(tmp_path: Path, content: str | None) -> None:
+    first = plan(tmp_path / "s", "seed=0,1")
+    (first.jobs[1].directory / "summary.json").write_text('{"status": "finished"}')
+    (first.path / "sweep.json").unlink()
+    if content is not None:
+        (first.path / "sweep.json").write_text(content)
+    again = plan(tmp_path / "s", "seed=0,1,2")
+    assert {job.name: job.config["seed"] for job in again.jobs} == {"0": 0, "1": 1, "2": 2}
+    assert [job.status for job in again.jobs] == ["waiting", "finished", "waiting"]
+
+
 def test_jobs_that_are_gone_are_told(tmp_path: Path) -> None:
     for job in plan(tmp_path / "s", "seed=0,1,2,3,4,5,6").jobs[1:]:
         shutil.rmtree(job.directory)
@@ -341,7 +353,8 @@ def workers(directory: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if any(str(directory) in word for word in process.cmdline()) and process.pid != os.getpid():
+            told = [*process.cmdline(), *(file.path for file in process.open_files())]  # a job's output lies there
+            if any(str(directory) in word for word in told) and process.pid != os.getpid():
                 found.append(process)
         except psutil.Error:
             continue
@@ -427,7 +440,7 @@ def test_a_killed_job_is_told_and_goes_on_when_the_sweep_is_started_again(tmp_pa
     process = started(sweep, *words)
     wait_for(lambda: (sweep / "0" / "checkpoints" / "last.ckpt").exists())
     for worker in workers(sweep):
-        if "rltool.sweeps.worker" in worker.cmdline():
+        if worker.name() == "rltool 0":
             worker.kill()
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1, out

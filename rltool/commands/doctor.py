@@ -68,7 +68,7 @@ def _written(record: Record) -> float:
 def _lines(record: Record, checkup: Checkup) -> Iterator[str]:
     yield f"{shown(record.path)}: {record.subject()}, {record.status} at {record.frames:,} frames"
     points = len(record.points)
-    for problem in record.problems:
+    for problem in record.all_problems:
         yield from _wrapped(f"  warning: {problem}")
     if (remedy := record.remedy) is not None:
         yield from _wrapped(f"  to do: {remedy}")

@@ -74,6 +74,8 @@ def pooled(groups: Sequence[Group]) -> list[str]:
                 f"{group.label}: the winner of a search on fresh seeds ({WINNER}…) is taken together with the runs that it was "
                 "chosen by, which flatter: name the one or the other"
             )
+        for run in group.runs:
+            notes += [f"{group.label}: {shown(run.path)}: {problem}" for problem in run.all_problems]
         for env in group.envs:
             if keys := mixed(group, env):
                 notes.append(f"{group.label}: runs on {env} are taken together that differ in {few(keys)}")

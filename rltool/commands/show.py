@@ -80,7 +80,7 @@ def main(options: Options) -> int:
 def what_it_was(record: Record) -> list[tuple[str, str]]:
     """Label and text of each line about how it was started."""
     rows = [("run", shown(record.path))]
-    rows += [("cannot read", problem) for problem in record.problems]
+    rows += [("cannot read", problem) for problem in record.all_problems]
     if (remedy := record.remedy) is not None:
         rows.append(("to do", remedy))
     rows.append(("trains", record.subject(with_network=True)))

@@ -98,7 +98,7 @@ def _sweep(options: Options, line: Line, files: ConfigFiles) -> int:
                 f"The same command with hydra.sweep.dir={shown(path)} goes on; {program('rltool')} sweep {shown(path)} says how far it is"
             )
             raise
-        code = report(Sweep.read(path), final=True)
+        code = report(Sweep.read(path), final=plan.tuning is None or not plan.tuning.search.is_shared)
         found_nothing = plan.tuning is not None and not plan.tuning.search.best()
         return code or int(found_nothing)
 

@@ -307,7 +307,7 @@ def _of_runs(results: Sequence[Result]) -> Iterator[str]:
     cut = [result.job.name for result in results if result.run.cut("last")]
     if cut:
         yield f"episodes of {counted(len(cut), 'job')} were cut at eval.max_steps: {few(cut, 'job')}"
-    unread = [f"{one.job.name} ({'; '.join(one.run.problems)})" for one in results if one.run.problems]
+    unread = [f"{one.job.name} ({'; '.join(one.run.all_problems)})" for one in results if one.run.all_problems]
     if unread:
         yield f"not all can be read of {few(unread, 'job')}"
     longer = [one.job.name for one in results if one.run.total_frames not in (None, one.job.config.get("total_frames"))]

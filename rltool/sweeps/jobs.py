@@ -18,13 +18,15 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from rltool.errors import ConfigError, Problem
 from rltool.grouping import value_shown
 from rltool.records import SWEEP, Record
-from rltool.runs import CALL_OFF, replace_file
+from rltool.runs import CALL_OFF, is_locked, replace_file
 
 WINNER = "winner-"
 """What begins the names of jobs that run the best of a search once more, on fresh seeds."""
+TUNERS = ".tuners"
+"""Where each process that works on a search has a directory, locked while it lives."""
 _JOB, _CONSOLE = "job.json", "console.log"
 # What to do about a file that cannot be read.
-_WHOLE = "The runs beside it are none the worse: rltool runs and compare read them"
+_WHOLE = "What it says is written anew by the same command with hydra.sweep.dir=DIRECTORY; the runs are none the worse"
 Kind = TypeVar("Kind")
 DONE = ("finished", "solved", "stopped", "pruned")
 """Statuses of jobs that are not run again."""
@@ -127,6 +129,11 @@ class Sweep:
         return self._found[0]
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether a process on this machine starts its jobs."""
+        return any(map(is_locked, (self.path, *(self.path / TUNERS).glob("*/"))))
+
+    @property
     def gone(self) -> tuple[str, ...]:
         """The names of jobs of a grid whose directories are no longer there, or hold no job."""
         told = self.details.get("jobs")
@@ -152,6 +159,20 @@ class Sweep:
     def write(self) -> None:
         """Writes what was asked for; the jobs are written one by one."""
         _write(self.path / SWEEP, self, but="path")
+
+    @classmethod
+    def found(cls, path: Path) -> Sweep | None:
+        """The sweep in a directory, as far as can be told from its jobs where sweep.json is gone or damaged; None where there
+        is none."""
+        try:
+            return cls.read(path)
+        except ConfigError:
+            jobs = cls(path.absolute(), "grid", (), ()).jobs
+            if not jobs:
+                return None
+            kind = "grid" if all(job.trial is None for job in jobs) else "tune"
+            varied = dict.fromkeys(key for job in jobs for key in job.varied)
+            return cls(path.absolute(), kind, (), tuple(varied))
 
     @classmethod
     def read(cls, path: Path) -> Sweep:

@@ -20,11 +20,11 @@ from pydantic import JsonValue
 from rltool.composition import TOGETHER, Composition, Line, compose
 from rltool.config import load_as
 from rltool.configfiles import ConfigFiles, read_value
-from rltool.errors import ConfigError, Problem
+from rltool.errors import ConfigError, Problem, WriteError
 from rltool.figures import counted
 from rltool.grouping import settings
 from rltool.launch import Claim, Job, check_jobs
-from rltool.records import is_run, is_sweep
+from rltool.records import is_run
 from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob
@@ -163,16 +163,17 @@ def claimed(path: Path, kind: str) -> Iterator[None]:
     Raises:
         ConfigError: it holds something else, another process has it, or it cannot be made.
     """
-    if path.is_dir() and not is_sweep(path) and any(entry.name != _LOCK for entry in path.iterdir()):
+    found = Sweep.found(path)
+    if path.is_dir() and found is None and any(entry.name != _LOCK for entry in path.iterdir()):
         hint = "Leave hydra.sweep.dir out, and get a new one"
         raise ConfigError(
             Problem(
                 "hydra.sweep.dir", f"expected a new directory, or one with a sweep, found other files in {path}", hint
             )
         )
-    if is_sweep(path) and (found := Sweep.read(path).kind) != kind:
+    if found is not None and found.kind != kind:
         raise ConfigError(
-            Problem("hydra.sweep.dir", f"{path} holds a sweep of another kind ({found}), and this is {kind}")
+            Problem("hydra.sweep.dir", f"{path} holds a sweep of another kind ({found.kind}), and this is {kind}")
         )
     claim = Claim.make(path, "hydra.sweep.dir")
     lock = FileLock(path / _LOCK, timeout=0.2)
@@ -188,10 +189,23 @@ def claimed(path: Path, kind: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if not is_sweep(path):
+        if Sweep.found(path) is None:
             (path / _LOCK).unlink(missing_ok=True)
             shutil.rmtree(path / _CONF, ignore_errors=True)
         claim.give_back()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says of a fault where it was to be written.
+
+    Raises:
+        WriteError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"cannot write into {path}: {error.strerror or error}") from error
 
 
 def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
@@ -200,11 +214,11 @@ def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
     copies = []
     for number, directory in enumerate(files.directories):
         copies.append(home / str(number))
+        copies[-1].mkdir(parents=True, exist_ok=True)
         for source in _config_files(directory):
             target = copies[-1] / source.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-        copies[-1].mkdir(parents=True, exist_ok=True)
     return ConfigFiles(copies[0], tuple(copies[1:]))
 
 
@@ -236,7 +250,7 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
     Raises:
         ConfigError: jobs that are to begin cannot be built.
     """
-    before = Sweep.read(path) if is_sweep(path) else None
+    before = Sweep.found(path)
     there = {_key(old.config): old for old in (before.jobs if before is not None else ())}
     varied = tuple(dict.fromkeys([*_varying(line, jobs), *(before.varied if before is not None else ())]))
     number, planned = 0, {}
@@ -255,12 +269,13 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
         words = own_words(job.words)
         planned[key] = SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned)
     build([job.config for job in planned.values() if job.status == "waiting"], jobs[0].composition)
-    copied = copy_files(files, path)
     names = [job.name for job in planned.values()]
     sweep = Sweep(path, "grid", tuple(typed), varied, {"jobs": list(dict.fromkeys([*_names(before), *names]))})
-    sweep.write()
-    for planned_job in planned.values():
-        planned_job.write()
+    with writing(path):
+        copied = copy_files(files, path)
+        sweep.write()
+        for planned_job in planned.values():
+            planned_job.write()
     kept = len(planned.keys() & there.keys())
     told = _told(sweep, list(planned.values()), kept if before is not None else None, len(jobs) - len(planned))
     return Plan(sweep, copied, told, tuple(planned.values()))

@@ -374,7 +374,8 @@ def _failure(result: Result) -> str:
 
 def _going_on(found: Answer, *, final: bool) -> list[str]:
     """How to run what is missing; empty where nothing is, or where it is on its way."""
-    waiting = found.counts["waiting"] if final or not found.counts["running"] else 0
+    on_its_way = not final and (found.counts["running"] or found.sweep.is_at_work)
+    waiting = 0 if on_its_way else found.counts["waiting"]
     if not found.failures and not waiting:
         return []
     left = f"{counted(waiting, 'job')} did not begin. " if waiting else ""

@@ -61,13 +61,12 @@ def immeasurable(objectives: Sequence[str], config: Mapping[str, JsonValue], *, 
         problems.append(Problem("tune.objective", f"expected different objectives, found {list(objectives)}"))
     if budget(config) < 1:
         problems.append(Problem("total_frames", "a search needs a budget for each run", "Give a number of frames"))
-    if interval(config) is None:
-        needy = [name for name in objectives if name != "final" or not _at(config, "eval", "final_episodes")]
-        what = f"tune.objective={needy[0]}" if needy else "tune.pruner" if pruned else ""
-        if what:
-            problems.append(
-                Problem("eval.interval", f"{what} needs evaluations, found null", "Give a number of frames")
-            )
+    needy = [name for name in objectives if name != "final" or not _at(config, "eval", "final_episodes")]
+    what = f"tune.objective={needy[0]}" if needy else "tune.pruner" if pruned else ""
+    if what and interval(config) is None:
+        problems.append(Problem("eval.interval", f"{what} needs evaluations, found null", "Give a number of frames"))
+    if what and _at(config, "logging", "kind") == "none":
+        problems.append(Problem("logging", f"{what} reads metrics.jsonl, found none", "Take another logging: csv, say"))
     if "frames" in objectives and goal(config) is None:
         problems.append(
             Problem(

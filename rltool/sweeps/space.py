@@ -129,7 +129,22 @@ class Space:
 
     @classmethod
     def read(cls, line: Line, more: Mapping[str, str | list[JsonValue]], files: ConfigFiles) -> Space:
-        """The values that were typed, and those of ``tune.space`` for keys that were not.
+        """As :meth:`attempt`.
+
+        Raises:
+            ConfigError: all problems: values that cannot be searched, keys that are nothing to search, nothing to search.
+        """
+        space, problems = cls.attempt(line, more, files)
+        if problems:
+            raise ConfigError(problems)
+        return space
+
+    @classmethod
+    def attempt(
+        cls, line: Line, more: Mapping[str, str | list[JsonValue]], files: ConfigFiles
+    ) -> tuple[Space, list[Problem]]:
+        """The values that were typed, and those of ``tune.space`` for keys that were not: those that can be read, and what is
+        wrong with the others.
 
         A key that was typed with one value is not searched, whatever ``tune.space`` says of it.
 
@@ -137,9 +152,6 @@ class Space:
             line: what was typed with -m.
             more: ``tune.space``: by key, words of Hydra's grammar or a list of values.
             files: where the options of groups lie.
-
-        Raises:
-            ConfigError: all problems: values that cannot be searched, keys that are nothing to search, nothing to search.
         """
         problems: list[Problem] = []
         typed = [_plain(one) for one in line.typed]
@@ -168,9 +180,7 @@ class Space:
                     "tune.space", "expected values to search, found none", f"{_HOW}; or tune=ppo, tune=dqn, tune=sac"
                 )
             )
-        if problems:
-            raise ConfigError(dict.fromkeys(problems))
-        return cls(tuple(parameters))
+        return cls(tuple(parameters)), list(dict.fromkeys(problems))
 
     def problems(self, sampler: str) -> Iterator[Problem]:
         """What a sampler (``tune.sampler``) cannot draw from."""

@@ -29,7 +29,7 @@ from rltool.errors import ConfigError, Problem, RltoolError
 from rltool.importing import missing_package
 from rltool.runs import is_locked
 from rltool.schema import TuneConfig
-from rltool.sweeps.jobs import DONE, SweepJob
+from rltool.sweeps.jobs import DONE, TUNERS, SweepJob
 from rltool.sweeps.scores import OBJECTIVES, budget, immeasurable, interval, progress, score
 from rltool.wording import found
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from rltool.sweeps.space import Space
 
-_DATABASE, _TUNERS, _ABOUT = "study.db", ".tuners", "rltool"
+_DATABASE, _ABOUT = "study.db", "rltool"
 # Attributes of a trial.
 _OWNER, _CALLED_OFF, _JOBS, _SEEDS, _REASON = "owner", "called_off", "jobs", "seeds", "reason"
 # Seconds to wait for another process to be done with the database: what it does there takes a fraction of one.
@@ -172,9 +172,9 @@ class Search:
             raise ConfigError(problems)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         url = _url(config, path)
-        place = Path(str(url.database)) if _is_file(url) else path / _TUNERS / "turn"
+        place = Path(str(url.database)) if _is_file(url) else path / TUNERS / "turn"
         turn = FileLock(place.with_name(f".{place.name}.lock"))
-        made = [one for one in (path / _TUNERS, Path(turn.lock_file)) if not one.exists()]
+        made = [one for one in (path / TUNERS, Path(turn.lock_file)) if not one.exists()]
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with _undone(made):
@@ -198,6 +198,12 @@ class Search:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes work on it in the same directory now."""
+        homes = [home for home in (self.path / TUNERS).glob("*/") if home.name != self._owner]
+        return any(is_locked(home) for home in homes)
 
     @property
     def limit(self) -> int:
@@ -411,7 +417,7 @@ class Search:
         return owner != self._owner and home.is_dir() and not is_locked(home)
 
     def _home_of(self, owner: str) -> Path:
-        return self.path / _TUNERS / owner
+        return self.path / TUNERS / owner
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)

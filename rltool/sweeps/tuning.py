@@ -23,7 +23,7 @@ from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
 from rltool.sweeps.jobs import DONE, WINNER, Sweep, SweepJob, is_job
-from rltool.sweeps.planning import Plan, build, claimed, copy_files, own_words
+from rltool.sweeps.planning import Plan, build, claimed, copy_files, own_words, writing
 from rltool.sweeps.pool import Pool
 from rltool.sweeps.space import Space
 from rltool.sweeps.study import Proposal, Search, Trial
@@ -53,20 +53,22 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
     Raises:
         ConfigError: all that is wrong with the space, with runs at its ends, with the directory or with the study.
     """
-    space = Space.read(line, together.tune.space, files)
+    space, problems = Space.attempt(line, together.tune.space, files)
     fixed = tuple(one.hydra for one in line.typed if not one.override.is_sweep_override() and one.key != "seed")
     seed = _seed(line)
-    corners = _checked_corners(fixed, space, files)
+    corners = _checked_corners(fixed, space, files, problems)
     path = corners[0].composition.sweep_directory
     if not is_sweep(path):
         configs = [cast("dict[str, JsonValue]", corner.config.model_dump(mode="json")) for corner in corners]
         build(configs, corners[0].composition)
     base = cast("dict[str, JsonValue]", corners[0].config.model_dump(mode="json"))
     with claimed(path, "tune"):
-        copied = copy_files(files, path)
+        with writing(path):
+            copied = copy_files(files, path)
         with Search.open(together.tune, path, space, base) as search:
             sweep = Sweep(path, "tune", tuple(typed), (*space.distributions, "seed"), search.to_json())
-            sweep.write()
+            with writing(path):
+                sweep.write()
             yield Plan(
                 sweep,
                 copied,
@@ -240,14 +242,20 @@ class Tuning:
         return left
 
 
-def _checked_corners(fixed: Sequence[str], space: Space, files: ConfigFiles) -> list[Job]:
+def _checked_corners(fixed: Sequence[str], space: Space, files: ConfigFiles, known: Sequence[Problem]) -> list[Job]:
     """The runs at the ends of the space, checked.
+
+    Args:
+        fixed: the overrides that all runs have.
+        space: what could be read of it.
+        files: where config files lie.
+        known: what is wrong with the rest.
 
     Raises:
         ConfigError: the problems of all of them together.
     """
     jobs: list[Job] = []
-    problems: list[Problem] = []
+    problems = list(known)
     composer = Composer(files)
     for values in space.corners():
         try:

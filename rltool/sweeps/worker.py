@@ -44,6 +44,8 @@ def main(words: Sequence[str]) -> int:
         sys.path.append(origin)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    with suppress(OSError):  # what top and ps call it, on Linux
+        Path("/proc/self/comm").write_text(f"rltool {directory.name}")
     if LEASH in words:
         threading.Thread(target=_end_when_left_alone, daemon=True).start()
     with ending_tidily():
