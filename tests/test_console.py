@@ -364,8 +364,9 @@ def test_the_panel_fits_and_shows_what_matters(width: int) -> None:
     assert re.search(r"return +8,004 +▁▂▃▄▅▆▇█ +best 8,004", text)
     assert "8,000/10,000 frames (80%)" in text
     assert "200 frames/s   0:00:40 elapsed   about 0:00:10 left" in text
-    assert re.search(r"eval +800 +▁▂▃▄▅▆▇█ +best 400 at 4,000", text)
-    assert "90 to 500" in text
+    interval = r" +90 to 500 \(95 %\)"  # of the newest, and beside it where there is room
+    assert re.search(rf"eval +800{interval if width >= 104 else ''} +▁▂▃▄▅▆▇█ +best 400 at 4,000", text)
+    assert re.search(interval, text)
     assert re.search(r"time    update 62%  collect 38%  memory 812 MB", text)
     assert "health  " in text
     assert "newest" in text
