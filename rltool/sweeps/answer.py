@@ -11,7 +11,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from pydantic import JsonValue
@@ -23,7 +23,7 @@ from rltool.figures import counted
 from rltool.grouping import Group, differing, few, settings
 from rltool.records import Record
 from rltool.sweeps import scores
-from rltool.sweeps.jobs import WINNER, Sweep, SweepJob
+from rltool.sweeps.jobs import WINNER, Sweep, SweepJob, fingerprint
 
 ENDED = ("finished", "solved", "stopped")
 """Statuses of jobs that trained as long as they were to: these are ranked."""
@@ -98,6 +98,7 @@ class Configuration:
         scores: of those that ended; None where none has a score.
         objective: what it is ranked by, the larger the better; None where there is nothing to rank.
         trial: its number in a search; None in a grid.
+        lost: how many more jobs it had, whose files are gone or cannot be read.
     """
 
     values: Mapping[str, JsonValue]
@@ -105,6 +106,12 @@ class Configuration:
     scores: GroupScores | None
     objective: float | None
     trial: int | None
+    lost: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many jobs it has, or had."""
+        return len(self.results) + self.lost
 
     @property
     def counts(self) -> Counter[str]:
@@ -118,7 +125,7 @@ class Configuration:
             return 3
         if self.counts[PRUNED]:
             return 2
-        return int(self.scores is None or len(self.scores.runs) < len(self.results))
+        return int(self.scores is None or len(self.scores.runs) < self.size)
 
     @property
     def mean(self) -> Estimate | None:
@@ -299,7 +306,17 @@ def answer(sweep: Sweep) -> Answer:
     ]
     if any(one.counts[PRUNED] for ranking in rankings for one in ranking.ranked):
         notes.append("of a pruned trial the last evaluations are shown; it ranks behind those that were not")
+    notes += _failed_trials(sweep, results)
     return Answer(sweep, at, objectives, results, tuple(rankings), tuple(notes))
+
+
+def _failed_trials(sweep: Sweep, results: Sequence[Result]) -> Iterator[str]:
+    """Trials that came to nothing though no run of them failed: the search said why, once."""
+    failed = sweep.details.get("failed")
+    told = {result.job.trial for result in results if result.failed}
+    for number, reason in failed.items() if isinstance(failed, Mapping) else ():
+        if int(number) not in told:
+            yield f"trial {number} failed: {reason}"
 
 
 def _of_runs(results: Sequence[Result]) -> Iterator[str]:
@@ -375,7 +392,14 @@ def _ranking(
         grouped.setdefault(name, []).append(result)
     resamples = min(_RESAMPLES, _ALL_RESAMPLES // max(len(grouped), 1))
     told = _telling(keys, [members[0].job for members in grouped.values()])
-    unordered = [_configuration(members, told, objectives[0], resamples) for members in grouped.values()]
+    lost = _lost(sweep)
+    unordered = [
+        replace(
+            _configuration(members, told, objectives[0], resamples),
+            lost=lost[fingerprint(members[0].job.config)] if members[0].job.trial is None else 0,
+        )
+        for members in grouped.values()
+    ]
     ranked = tuple(sorted(unordered, key=_place))
     best = _best(ranked, fresh, is_open=any(result.status in OPEN for result in results))
     again = fresh.get(best.trial) if best is not None else None
@@ -386,6 +410,13 @@ def _ranking(
         better = estimate([best.scores.scores, second.scores.scores], improvement, _RESAMPLES)
     front = _front([one for one in ranked if one.tier == 0], objectives) if len(objectives) > 1 else ()
     return Ranking(env, goal, tuple(told), ranked, best, second, better, winner, front)
+
+
+def _lost(sweep: Sweep) -> Counter[str]:
+    """How many jobs of a grid are gone or cannot be read, by the fingerprint of their configuration."""
+    told = sweep.details.get("jobs")
+    there = {job.name for job in sweep.jobs}
+    return Counter(str(of) for name, of in (told.items() if isinstance(told, Mapping) else ()) if name not in there)
 
 
 def _place(one: Configuration) -> tuple[int, float, float]:

@@ -27,6 +27,8 @@ _TICK, _PAUSE = 0.1, 1.0
 TOLD = 300.0
 # Lines around the jobs.
 _FRAME = 3
+# The column of a row that says what its job is, and the letters that it keeps.
+_TITLE, _LEAST = 2, 8
 
 
 class Board:
@@ -103,21 +105,24 @@ class Board:
 
     def _drawn(self) -> Group:
         pool, room = self._pool, max(self._console.height - _FRAME, 3)
-        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-        for style, justify in (
-            ("bold", "right"),
-            ("", "left"),
-            ("", "left"),
-            ("", "right"),
-            ("", "right"),
-            ("", "right"),
-        ):
-            table.add_column(style=style, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-        for child in pool.running[:room]:
-            table.add_row(*_row(child))
+        rows = [_row(child) for child in pool.running[:room]]
         room -= len(pool.running)
-        for job in list(pool.waiting)[: max(room, 0)]:
-            table.add_row(job.name, Text("waiting", style="bright_black"), job.brief)
+        waiting = list(pool.waiting)[: max(room, 0)]
+        rows += [(job.name, Text("waiting", style="bright_black"), job.brief, "", "", "") for job in waiting]
+        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        widths = [max((len(cell) for cell in column), default=0) for column in zip(*rows, strict=True)]
+        for place, width in enumerate(widths):
+            # Where there is too little room, only what the job is called is cut.
+            spared = max(self._console.width - sum(widths) + width - 2 * (len(widths) - 1), _LEAST)
+            table.add_column(
+                style="bold" if place == 0 else "",
+                justify="left" if place in (1, _TITLE) else "right",
+                no_wrap=True,
+                width=min(width, spared) if place == _TITLE else width,
+                overflow="ellipsis",
+            )
+        for row in rows:
+            table.add_row(*row)
         more = len(pool.waiting) - max(room, 0)
         elapsed = duration(time.monotonic() - self._begun)
         total = "" if self._total is None else f"{counted(self._total, 'job')}: "

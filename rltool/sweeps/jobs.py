@@ -5,6 +5,7 @@ What runs is what was checked: a job is run from the configuration in its job.js
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from rltool.errors import ConfigError, Problem
-from rltool.grouping import value_shown
+from rltool.grouping import settings, short_names, value_shown
 from rltool.records import SWEEP, Record
 from rltool.runs import CALL_OFF, is_locked, replace_file
 
@@ -64,8 +65,11 @@ class SweepJob:
 
     @property
     def brief(self) -> str:
-        """The title; of a trial's, whose values stand elsewhere, the seed."""
-        return self.title if self.trial is None else f"seed={self.varied.get('seed')}"
+        """The title with keys told by their last parts; of a trial's, whose values stand elsewhere, the seed."""
+        if self.trial is not None:
+            return f"seed={self.varied.get('seed')}"
+        names = short_names(self.varied)
+        return " ".join(f"{names[key]}={value_shown(value)}" for key, value in self.varied.items())
 
     @property
     def record(self) -> Record:
@@ -114,7 +118,8 @@ class Sweep:
         overrides: what was typed, ``--config-dir`` among it.
         varied: the keys (or groups) whose values differ between jobs, the seed among them, in the order in which they were
             typed.
-        details: of a grid, the names of the ``jobs`` that it was ever asked for; of a search, its objective and its space.
+        details: of a grid, by the name of each of the ``jobs`` that it was ever asked for, its :func:`fingerprint`; of a search,
+            its objective and its space.
     """
 
     path: Path
@@ -137,7 +142,7 @@ class Sweep:
     def gone(self) -> tuple[str, ...]:
         """The names of jobs of a grid whose directories are no longer there, or hold no job."""
         told = self.details.get("jobs")
-        names = map(str, told) if isinstance(told, list) else ()
+        names = map(str, told) if isinstance(told, Mapping) else ()
         return tuple(name for name in names if not (self.path / name / _JOB).exists())
 
     @property
@@ -187,6 +192,11 @@ class Sweep:
 def is_job(path: Path) -> bool:
     """Whether a directory is that of a sweep's job."""
     return (path / _JOB).is_file()
+
+
+def fingerprint(config: Mapping[str, JsonValue]) -> str:
+    """The same for configurations that do the same but for the seed."""
+    return hashlib.sha1(json.dumps(settings(config), sort_keys=True).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def _write(path: Path, of: SweepJob | Sweep, *, but: str) -> None:

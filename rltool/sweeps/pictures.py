@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
 PARALLEL, IMPORTANCE = "parallel", "importance"
-# Values of a key that each get a place of their own on its axis; of more, numbers are laid out by size.
+# Values of a key that each get a place of their own on its axis; of more, numbers are laid out by size, and so are fractions
+# that nobody typed.
 _PLACES = 8
+# Digits of a number that somebody typed, at the most.
+_DIGITS = 4
 # Numbers whose largest is so many times their smallest are laid out by their logarithm.
 _MANY_TIMES = 50.0
 # Configurations that the importance of a key can be read off, and those of them at the top, at the least.
@@ -121,7 +124,8 @@ def _distribution(values: Sequence[JsonValue]) -> BaseDistribution:
 
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     plain = list({json.dumps(value, sort_keys=True): _plain(value) for value in values}.values())
-    if len(numbers) < len(values) or len(plain) <= _PLACES:
+    typed = all(float(f"{value:.{_DIGITS}g}") == value for value in numbers)
+    if len(numbers) < len(values) or len(plain) < 2 or (len(plain) <= _PLACES and typed):
         return CategoricalDistribution(plain)
     low, high = min(numbers), max(numbers)
     log = low > 0 and high >= _MANY_TIMES * low

@@ -27,7 +27,7 @@ from rltool.launch import Claim, Job, check_jobs
 from rltool.records import is_run
 from rltool.runs import shown
 from rltool.schema import SweepConfig
-from rltool.sweeps.jobs import DONE, Sweep, SweepJob
+from rltool.sweeps.jobs import DONE, Sweep, SweepJob, fingerprint
 from rltool.sweeps.launchers import OURS, problems_of
 from rltool.sweeps.rehearsal import rehearsed
 
@@ -269,8 +269,8 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
         words = own_words(job.words)
         planned[key] = SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned)
     build([job.config for job in planned.values() if job.status == "waiting"], jobs[0].composition)
-    names = [job.name for job in planned.values()]
-    sweep = Sweep(path, "grid", tuple(typed), varied, {"jobs": list(dict.fromkeys([*_names(before), *names]))})
+    names = {job.name: fingerprint(job.config) for job in planned.values()}
+    sweep = Sweep(path, "grid", tuple(typed), varied, {"jobs": {**_names(before), **names}})
     with writing(path):
         copied = copy_files(files, path)
         sweep.write()
@@ -297,12 +297,12 @@ def build(configs: Sequence[Mapping[str, JsonValue]], composition: Composition) 
         raise ConfigError(problems)
 
 
-def _names(sweep: Sweep | None) -> Sequence[str]:
-    """The jobs that a grid was ever asked for."""
+def _names(sweep: Sweep | None) -> dict[str, JsonValue]:
+    """The jobs that a grid was ever asked for, with their fingerprints; those that are gone and are asked for anew have another
+    name by now."""
     if sweep is None:
-        return ()
-    told = sweep.details.get("jobs")
-    return [str(name) for name in told] if isinstance(told, list) else [job.name for job in sweep.jobs]
+        return {}
+    return {job.name: fingerprint(job.config) for job in sweep.jobs}
 
 
 def _told(sweep: Sweep, jobs: Sequence[SweepJob], kept: int | None, repeated: int) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from rltool.commands.list import grid
+from rltool.configfiles import flat
 from rltool.figures import counted
 from rltool.grouping import short_names, value_shown
 from rltool.runs import program, replace_file, shown
@@ -227,7 +228,7 @@ def _shown_values(values: Sequence[JsonValue]) -> tuple[str, ...]:
 
 def _seeds(row: Configuration) -> str:
     scored = len(row.scores.runs) if row.scores is not None else 0
-    return f"{scored}" if scored == len(row.results) else f"{scored} of {len(row.results)}"
+    return f"{scored}" if scored == row.size else f"{scored} of {row.size}"
 
 
 def _remark(row: Configuration) -> str:
@@ -235,6 +236,8 @@ def _remark(row: Configuration) -> str:
     if row.counts[PRUNED]:
         return PRUNED
     told = {status: number for status, number in row.counts.items() if status not in ("finished", "solved")}
+    if row.lost:
+        told["lost"] = row.lost
     return ", ".join(f"{number} {status}" for status, number in told.items())
 
 
@@ -277,7 +280,7 @@ def _verdict(found: Answer, ranking: Ranking) -> list[str]:
         lines[0] += f" {_against_second(ranking, best, ranking.second)}"
     if ranking.front:
         front = ", ".join(f"{one.trial}" for one in ranking.front)
-        lines.append(f"The Pareto front of the objectives: trials {front}.")
+        lines.append(f"The Pareto front of the objectives: trial{'s' * (len(ranking.front) > 1)} {front}.")
     ahead = next((one for one in ranking.ranked if one.tier == 1 and one.objective is not None), None)
     if (
         ahead is not None
@@ -414,8 +417,9 @@ def page(found: Answer, *, final: bool) -> str:
     blocks += list(_paragraphs(_going_on(found, final=final)))
     if found.notes:
         blocks.append("\n".join(f"- {note}" for note in found.notes))
-    blocks.append("All jobs side by side, with their hyperparameters (the HPARAMS tab):")
-    blocks.append(f"    tensorboard --logdir {shlex.quote(shown(found.sweep.path))}")
+    if any(flat(result.job.config).get("logging.kind") == "tensorboard" for result in found.results):
+        blocks.append("All jobs side by side, with their hyperparameters (the HPARAMS tab):")
+        blocks.append(f"    tensorboard --logdir {shlex.quote(shown(found.sweep.path))}")
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

@@ -63,7 +63,7 @@ _FEWEST = 3
 # Keys whose values change nothing that a trial is judged by.
 _IRRELEVANT = ("device", "threads", "compile", "quiet", "debug", "logging", "save", "resume")
 _MOST_TOLD = 8
-_ANOTHER = "Type it as before, or begin another search: another hydra.sweep.dir, or tune.study=NAME"
+_ANOTHER = "Type it as before, or begin another search in another hydra.sweep.dir"
 _FIXED = "one value"
 _STATES = {
     TrialState.COMPLETE: "finished",
@@ -123,6 +123,19 @@ class Trial:
         }
 
 
+def problems_of(config: TuneConfig, space: Space, base: Mapping[str, JsonValue]) -> list[Problem]:
+    """Why a search cannot be: trials could not be told apart, or the sampler cannot draw from the space.
+
+    Args:
+        config, space, base: as :meth:`Search.open`.
+    """
+    objectives = objectives_of(config)
+    return [
+        *immeasurable(objectives, base, pruned=config.pruner != "none" and len(objectives) == 1),
+        *space.problems(config.sampler),
+    ]
+
+
 class Search:
     """One process's hold on a study. Use :meth:`open`, and close it.
 
@@ -163,12 +176,7 @@ class Search:
             ConfigError: trials could not be told apart, the sampler cannot draw from the space, the database cannot be used,
                 or the study in it is another search.
         """
-        objectives = objectives_of(config)
-        problems = [
-            *immeasurable(objectives, base, pruned=config.pruner != "none" and len(objectives) == 1),
-            *space.problems(config.sampler),
-        ]
-        if problems:
+        if problems := problems_of(config, space, base):
             raise ConfigError(problems)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         url = _url(config, path)
@@ -198,6 +206,19 @@ class Search:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def strangers(self, jobs: Sequence[SweepJob]) -> list[SweepJob]:
+        """The jobs that are no runs of its trials: of another study, or of one whose database is gone."""
+        trials = {trial.number: trial.params for trial in self._trials()}
+
+        def belongs(job: SweepJob) -> bool:
+            drawn = trials.get(job.trial) if job.trial is not None else None
+            if drawn is None or drawn.keys() != self.space.distributions.keys():
+                return False
+            values = self.space.values(drawn)
+            return all(job.varied.get(key) == value for key, value in values.items())
+
+        return [job for job in jobs if not belongs(job)]
 
     @property
     def is_shared(self) -> bool:
@@ -319,6 +340,7 @@ class Search:
             "sampler": self.config.sampler,
             "pruner": self.config.pruner if self.prunes else "none",
             "space": dict(self.space.to_json()),
+            "failed": {str(trial.number): trial.reason for trial in self.trials() if trial.state == "failed"},
         }
 
     @cached_property

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
@@ -16,7 +17,7 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.figures import counted
 from rltool.figures import number as figure
-from rltool.grouping import short_names, value_shown
+from rltool.grouping import few, short_names, value_shown
 from rltool.launch import Job, check
 from rltool.records import is_sweep
 from rltool.runs import shown
@@ -26,7 +27,7 @@ from rltool.sweeps.jobs import DONE, WINNER, Sweep, SweepJob, is_job
 from rltool.sweeps.planning import Plan, build, claimed, copy_files, own_words, writing
 from rltool.sweeps.pool import Pool
 from rltool.sweeps.space import Space
-from rltool.sweeps.study import Proposal, Search, Trial
+from rltool.sweeps.study import Proposal, Search, Trial, problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,14 +59,17 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
     seed = _seed(line)
     corners = _checked_corners(fixed, space, files, problems)
     path = corners[0].composition.sweep_directory
+    base = cast("dict[str, JsonValue]", corners[0].config.model_dump(mode="json"))
+    if problems := problems_of(together.tune, space, base):
+        raise ConfigError(problems)
     if not is_sweep(path):
         configs = [cast("dict[str, JsonValue]", corner.config.model_dump(mode="json")) for corner in corners]
         build(configs, corners[0].composition)
-    base = cast("dict[str, JsonValue]", corners[0].config.model_dump(mode="json"))
     with claimed(path, "tune"):
         with writing(path):
             copied = copy_files(files, path)
         with Search.open(together.tune, path, space, base) as search:
+            _check_jobs(search, path)
             sweep = Sweep(path, "tune", tuple(typed), (*space.distributions, "seed"), search.to_json())
             with writing(path):
                 sweep.write()
@@ -103,7 +107,7 @@ class Tuning:
         underway: dict[int, list[SweepJob]] = {}
         with Board(pool, None) as board:
             board.note(
-                f"up to {self.search.limit:,} trials of {counted(self.together.tune.seeds, 'run')}: {pool.limit}"
+                f"up to {counted(self.search.limit, 'trial')} of {counted(self.together.tune.seeds, 'run')}: {pool.limit}"
             )
             looked, more = 0.0, True
             while more or underway:
@@ -120,7 +124,7 @@ class Tuning:
                     looked = time.monotonic()
                     self._prune(underway, pool.withdraw)
                 for number in [number for number, jobs in underway.items() if not pool.holds(jobs)]:
-                    board.note(self._told(self.search.tell(number, underway.pop(number))))
+                    self._end(number, underway.pop(number), board.note)
             for job in self._final_jobs(board.note):
                 pool.add(job)
             while pool.busy:
@@ -144,7 +148,7 @@ class Tuning:
             with self._pruning(batch):
                 launch([job for jobs in batch.values() for job in jobs if job.status not in DONE])
             for number, trial_jobs in batch.items():
-                note(self._told(self.search.tell(number, trial_jobs)))
+                self._end(number, trial_jobs, note)
         final = self._final_jobs(note)
         if final:
             launch(final)
@@ -157,8 +161,20 @@ class Tuning:
             except ConfigError as error:
                 reason = "; ".join(map(str, error.problems))
                 self.search.fail(proposal.number, reason)
+                self._write_down()
                 note(f"trial {proposal.number} cannot be run: {reason}")
         return None
+
+    def _end(self, number: int, jobs: Sequence[SweepJob], note: Callable[[str], object]) -> None:
+        """Tells the study how a trial ended, and whoever looks on."""
+        trial = self.search.tell(number, jobs)
+        note(self._told(trial))
+        if trial.state == "failed":
+            self._write_down()
+
+    def _write_down(self) -> None:
+        """What the answer cannot see in the runs: which trials failed, and why."""
+        replace(self.sweep, details=self.search.to_json()).write()
 
     def _jobs(self, proposal: Proposal) -> list[SweepJob]:
         return [
@@ -240,6 +256,21 @@ class Tuning:
                 f"trial {winner.number} is the best: {counted(len(left), 'run')} of it on fresh seeds, since its score was the best of many"
             )
         return left
+
+
+def _check_jobs(search: Search, path: Path) -> None:
+    """Asks whether what lies in a sweep's directory are runs of the search: a trial finds its runs by their names.
+
+    Raises:
+        ConfigError: it is not: of another study, or of one whose database is gone.
+    """
+    before = Sweep.found(path)
+    strangers = search.strangers(before.jobs) if before is not None else []
+    if strangers:
+        text = (
+            f"{path} holds runs of another search, or its study is gone: {few([job.name for job in strangers], 'job')}"
+        )
+        raise ConfigError(Problem("hydra.sweep.dir", text, "Begin in another directory"))
 
 
 def _checked_corners(fixed: Sequence[str], space: Space, files: ConfigFiles, known: Sequence[Problem]) -> list[Job]:
