@@ -382,6 +382,8 @@ def _of_runs(label: str, env: str, runs: Sequence[Scored]) -> list[str]:
         notes.append(f"{label}: all seeds on {env} score the same; an interval of no width says nothing of other seeds")
     elif len(runs) < 5:
         notes.append(f"{label}: {len(runs)} seeds on {env}; an interval over so few is rough, and rather too narrow")
+    if cut := sum(bool(scored.run.cut("last")) for scored in runs):
+        notes.append(f"{label}: episodes of {cut} of {len(runs)} runs on {env} were cut at eval.max_steps")
     unfinished: dict[str, int] = {}
     for scored in runs:
         if scored.run.status not in ("finished", "solved"):

@@ -10,6 +10,7 @@ import copy
 import itertools
 import math
 import os
+import re
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,24 @@ TOGETHER = ("sweep", "tune")
 
 # More jobs than that are a mistake: each has a directory, and all are checked before the first starts.
 _MOST_JOBS = 100_000
+
+# A value that looks like a function of Hydra's grammar, and those that there are.
+_CALL = re.compile(r"([A-Za-z_]\w*)\(")
+_FUNCTIONS = (
+    "choice",
+    "range",
+    "interval",
+    "tag",
+    "int",
+    "float",
+    "str",
+    "bool",
+    "sort",
+    "shuffle",
+    "glob",
+    "json_str",
+)
+_GRAMMAR = "Values are choice(A,B), range(START,STOP,STEP), interval(LOW,HIGH), tag(log,interval(LOW,HIGH)), int(…)"
 
 # How many options stand in for a missing or misspelt choice while the other problems are looked for.
 _STAND_INS = 2
@@ -380,7 +399,12 @@ def _read(word: str, files: ConfigFiles, defaults: Mapping[str, str], primary: M
     except ConfigError as error:
         return Problem(bare, error.problems[0].text, error.problems[0].hint)
     except HydraException as error:
-        return Problem(bare, f"cannot read {value!r}: {_first_line(error)}", f"Quote it: '{key}=\"{value}\"'")
+        call = _CALL.match(value)
+        if call is None:
+            return Problem(bare, f"cannot read {value!r}: {_first_line(error)}", f"Quote it: '{key}=\"{value}\"'")
+        meant = "" if call[1] in _FUNCTIONS else did_you_mean(nearest(call[1], _FUNCTIONS))
+        hint = f"{meant} {_GRAMMAR}; text in quotes: '{key}=\"{value}\"'".strip()
+        return Problem(bare, f"cannot read {value}: {_called_wrong(error)}", hint)
     if isinstance(sweep := override.value(), ChoiceSweep) and any(isinstance(item, Sweep) for item in sweep.list):
         text = f"expected single values between the commas, found {value}"
         return Problem(bare, text, "Give a,b,c alone, or one range(…) or interval(…)")
@@ -421,6 +445,11 @@ def _not_an_override(word: str, files: ConfigFiles) -> Problem:
     if word.endswith(".ckpt") or os.sep in word:
         return Problem("", f"expected key=value, found {word!r}", f"Did you mean checkpoint={word}?")
     return Problem("", f"expected key=value, found {word!r}")
+
+
+def _called_wrong(error: HydraException) -> str:
+    """What Hydra says of a call, without how it came to it."""
+    return _first_line(error).rpartition("': ")[2]
 
 
 def _absolute(value: str, *, named: bool) -> str:

@@ -188,7 +188,7 @@ def _curve(
     longest = max(one.x[-1] for one in series)
     if x[-1] < (1 - _CUT) * longest:
         notes.append(
-            f"{label}: drawn to {x[-1]:,.0f} {axis}, as far as all {len(series)} seeds reach (the longest: {longest:,.0f})"
+            f"{label}: drawn to {x[-1]:,.0f} {axis}, as far as all {len(series)} runs reach (the longest: {longest:,.0f})"
         )
     statistic = STATISTICS[estimate]
     limits = band(values, statistic, resamples)

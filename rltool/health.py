@@ -128,8 +128,12 @@ class Rule:
         for key, change in self.remedies:
             if not history.has(key):
                 continue
-            if key.startswith("algo.epsilon.") and change == "raise" and _epsilon_high(history) is not None:
-                continue  # nearly every action is random already
+            if (
+                key.startswith("algo.epsilon.")
+                and change == "raise"
+                and max(history.lately("policy/epsilon", 1), default=0) > 0.3
+            ):
+                continue  # many actions are random already
             now = history.key(key)
             shown = json.dumps(now) if not isinstance(now, str) else now
             if change != shown and not (now == 0 and change.startswith("lower")):
@@ -449,7 +453,9 @@ def _plateau(history: History) -> str | None:
     best = max(smooth, key=lambda point: point[1])
     if best[0] <= 0.5 * history.frames:
         known = "" if history.threshold is None else f" (solved at {figure(history.threshold)})"
-        return f"{name} have been no better than {figure(best[1])} since {best[0]:,} frames{known}"
+        return (
+            f"{name}, each mean of {width}, have been no better than {figure(best[1])} since {best[0]:,} frames{known}"
+        )
     return None
 
 

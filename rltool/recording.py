@@ -450,6 +450,7 @@ class Recorder:
                 "cut": report.cut,
             },
             "final_evaluation": self._final_in_numbers(),
+            "reward_threshold": None if self._evaluator is None else self._evaluator.threshold,
             "faults": self.faults,
             "health": [finding.rule for finding in self._checkup.open.values()],
             "seconds": round(self._seconds, 3),

@@ -210,6 +210,9 @@ class Record:
     @cached_property
     def threshold(self) -> float | None:
         """Mean return at which the environment counts as solved; None where it has none, or is not registered here."""
+        told = self.summary.get("reward_threshold")
+        if isinstance(told, int | float) and math.isfinite(told):
+            return float(told)
         if ":" in self.env:  # looking would import the module that a stranger's run names
             return None
         import gymnasium

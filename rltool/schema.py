@@ -5,8 +5,9 @@ No torch here: ``--help``, ``list``, ``config`` and every config error must stay
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Annotated, Literal
 
@@ -21,6 +22,7 @@ from pydantic import (
     field_validator,
 )
 
+from rltool.configfiles import flat
 from rltool.errors import Problem
 from rltool.health import NAMES
 from rltool.registry import Schema, register
@@ -875,6 +877,14 @@ class TuneConfig(Schema):
         description="the values to search, by key: tag(log,interval(1e-5,1e-2)), int(interval(1,8)), choice(a,b), range(1,9), "
         "or a list; what is typed so is added"
     )
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _by_dotted_key(cls, space: object) -> object:
+        """Nodes are keys with dots; a single value is a word, whose meaning is judged with the others'."""
+        if not isinstance(space, Mapping):
+            return space
+        return {key: of if isinstance(of, str | list) else json.dumps(of) for key, of in flat(space).items()}
 
 
 class SweepConfig(Schema):

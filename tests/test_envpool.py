@@ -97,6 +97,7 @@ def test_seeds_fix_the_episodes_and_a_session_brings_new_ones(pool: MakePool) ->
     assert len(np.unique(first, axis=0)) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env_id", ["ale_py:ALE/Breakout-v5", pytest.param("Breakout-v5", marks=pytest.mark.long)])
 def test_atari_stacks_frames_along_the_first_axis(pool: MakePool, env_id: str) -> None:
     env = pool(env_id, num_envs=2)

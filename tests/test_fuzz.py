@@ -19,6 +19,7 @@ def test_any_change_of_a_configuration_is_taken_or_refused_with_its_key() -> Non
     assert INPUTS * 0.05 < sum(taken) < INPUTS * 0.6
 
 
+@pytest.mark.long
 def test_any_change_of_a_checkpoint_is_taken_or_refused_with_its_file(dqn_run: Path, tmp_path: Path) -> None:
     files, reader = Files.of(dqn_run), Reader(tmp_path, every=10)
     assert reader(files.content[0], False)

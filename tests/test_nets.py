@@ -768,7 +768,7 @@ def test_weights_that_cannot_be_had_are_named(tmp_path: Path, weights: str, cont
     assert weights in str(caught.value)
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("algo", ["dqn", pytest.param("ppo", marks=pytest.mark.long)])
 def test_a_backbone_learns_unless_frozen_and_its_statistics_never_move(algo: str, frozen: bool) -> None:
     pytest.importorskip("torchvision.models")

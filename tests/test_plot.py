@@ -207,7 +207,7 @@ def test_a_curve_ends_with_its_shortest_run_and_says_so(tmp_path: Path) -> None:
     np.testing.assert_allclose(curve.y, [2, 4])
     np.testing.assert_allclose(curve.low, [1, 3])  # of two seeds, a quarter of the resamples is one of them twice
     np.testing.assert_allclose(curve.high, [3, 5])
-    assert notes == ["a: drawn to 200 frames, as far as all 2 seeds reach (the longest: 900)"]
+    assert notes == ["a: drawn to 200 frames, as far as all 2 runs reach (the longest: 900)"]
 
 
 def test_a_frame_that_was_measured_twice_counts_once(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------- rltool tune-speed
 
 
+@pytest.mark.long
 def test_tune_speed_prints_settings_that_can_be_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

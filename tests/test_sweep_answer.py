@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from rltool.launch import check_jobs
 from rltool.records import find_sweeps
 from rltool.sweeps.answer import Answer, Ranking, answer
 from rltool.sweeps.experiment import experiment
-from rltool.sweeps.jobs import WINNER
+from rltool.sweeps.jobs import WINNER, fingerprint
 from rltool.sweeps.report import report, text, write
 
 DOCS = Path(__file__).parents[1] / "docs" / "sweeps.md"
@@ -115,6 +117,22 @@ def test_of_equal_ones_the_one_that_gets_there_first_is_the_best(tmp_path: Path)
     assert best is not None
     assert best.values == {"optim.lr": 0.002}
     assert "3 configurations score the same; it is the one that reaches 475 in the fewest frames." in said(made)
+
+
+def test_a_configuration_that_has_lost_jobs_is_incomplete(tmp_path: Path) -> None:
+    made = grid(tmp_path, {RATES[0]: [1, 3], RATES[1]: [9, 9]})
+    names = {job.name: fingerprint(job.config) for job in made.sweep.jobs}
+    replace(made.sweep, details={"jobs": names}).write()
+    shutil.rmtree(made.path / "3")
+    assert order(answer(made.sweep)) == [0.001, 0.002]
+    assert "1 of 2 9" in said(made)
+    assert "1 lost" in said(made)
+
+
+def test_a_trial_that_came_to_nothing_is_told(tmp_path: Path) -> None:
+    made = search(tmp_path)
+    replace(made.sweep, details={"failed": {"1": "a run has no auc"}}).write()
+    assert "trial 1 failed: a run has no auc" in said(made)
 
 
 def test_metrics_that_were_cut_off_are_told(tmp_path: Path) -> None:

@@ -500,6 +500,7 @@ def test_what_a_killed_process_had_begun_goes_on_with_number_and_values(search: 
     assert [trial.number for trial in here.best()] == [0]
 
 
+@pytest.mark.long
 def test_a_process_that_ends_leaves_its_trials_to_others(search: Any) -> None:
     first, second = search(), search()
     begun = asked(first)
@@ -585,6 +586,19 @@ def test_a_database_that_cannot_be_used_is_named(search: Any, tmp_path: Path, st
     assert problem.text.startswith(text.format(here=tmp_path))
     assert "secret" not in str(caught.value)
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+
+
+def test_runs_of_another_search_are_no_runs_of_this_one(search: Any, runs: Any, tmp_path: Path) -> None:
+    """A trial finds its runs by their names: those of a study that is gone would be taken for what it proposes."""
+    here = search(trials=3)
+    first = asked(here)
+
+    def job(trial: int, values: dict[str, JsonValue]) -> SweepJob:
+        return SweepJob(tmp_path / f"{trial}-0", (), {**values, "seed": 0}, {}, None, trial)
+
+    known = job(first.number, first.values)
+    other = job(first.number, {**first.values, "optim.lr": 0.123})
+    assert here.strangers([known, other, job(7, first.values)]) == [other, job(7, first.values)]
 
 
 def test_a_failed_run_fails_its_trial_and_the_search_goes_on(search: Any, runs: Any) -> None:

@@ -142,7 +142,7 @@ def test_a_job_that_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     assert {job.name: job.config["seed"] for job in plan(tmp_path / "s", "seed=0,1").jobs} == {"1": 1, "2": 0}
 
 
-@pytest.mark.parametrize("content", [None, '{"kind": '])
+@pytest.mark.parametrize("content", [pytest.param(None, marks=pytest.mark.long), '{"kind": '])
 def test_a_sweep_whose_own_file_is_lost_goes_on(tmp_path: Path, content: str | None) -> None:
     first = plan(tmp_path / "s", "seed=0,1")
     (first.jobs[1].directory / "summary.json").write_text('{"status": "finished"}')
@@ -195,6 +195,7 @@ def test_config_files_are_copied_before_the_first_job(tmp_path: Path) -> None:
     assert [job.config["optim"]["lr"] for job in it.sweep.jobs] == [0.125, 0.125]  # type: ignore[index,call-overload]
 
 
+@pytest.mark.long
 def test_a_sweep_that_serves_as_config_files_is_copied_without_its_jobs(tmp_path: Path) -> None:
     first = plan(tmp_path / "a", "seed=0")
     for name in ("config.yaml", "metrics.jsonl"):
@@ -499,12 +500,14 @@ def test_values_that_are_none_are_refused(words: str, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.long
 def test_a_job_that_repeats_another_is_left_out(tmp_path: Path) -> None:
     """One run is one seed, however often it was typed; seeds that are drawn are all different."""
     assert titles(plan(tmp_path / "s", "seed=0,0,1")) == {"0": "seed=0", "1": "seed=1"}
     assert len(plan(tmp_path / "drawn", "seed=null,null").jobs) == 2
 
 
+@pytest.mark.long
 def test_jobs_that_are_not_asked_for_are_not_run_again(tmp_path: Path) -> None:
     plan(tmp_path / "s", "seed=0,1")
     typed = ["algo=ppo", "env=cartpole", f"hydra.sweep.dir={tmp_path / 's'}", "seed=1,2", "quiet=true"]
@@ -513,6 +516,7 @@ def test_jobs_that_are_not_asked_for_are_not_run_again(tmp_path: Path) -> None:
         assert "1 of 2 jobs are there already, 0 done; 1 that are not asked for stay as they are" in it.told
 
 
+@pytest.mark.long
 def test_rows_are_configurations_whatever_was_typed(tmp_path: Path) -> None:
     """Sessions with other words in one directory: no row holds runs of two configurations, and a default is its value."""
     for words in (["seed=0,1"], ["seed=0,1", "algo.gamma=0.5"], ["seed=0", "optim.lr=0.001,0.125"]):

@@ -779,6 +779,7 @@ def test_a_run_that_goes_back_forgets_what_came_after(tmp_path: Path, monkeypatc
     assert result["best_evaluation"]["frames"] == read_header(tmp_path / "checkpoints/best.ckpt").frames  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_a_best_policy_that_is_gone_is_not_claimed(tmp_path: Path) -> None:
     words = (
         "total_frames=400",

@@ -19,8 +19,8 @@ from rltool.runs import shown
 if TYPE_CHECKING:
     from rltool.cli import Options
 
-# Below, most rules wait for more.
-_FEW_POINTS = 5
+# Below, rules that look at a course of things wait for more.
+_FEW_POINTS = 12
 
 
 def main(options: Options) -> int:
@@ -88,7 +88,11 @@ def _lines(record: Record, checkup: Checkup) -> Iterator[str]:
         )
     if not checkup.open:
         looked = f"{len(RULES)} rules found nothing in {points:,} points"
-        few = f" (few: most rules wait for {_FEW_POINTS} or more)" if points < _FEW_POINTS else ""
+        few = (
+            f" (few: rules that look at how things go wait for up to {_FEW_POINTS}; logging.interval sets how often there is one)"
+            if points < _FEW_POINTS
+            else ""
+        )
         yield from _wrapped(f"  nothing is wrong now: {looked}{few}" if points else "  no point has been written yet")
 
 

@@ -144,7 +144,7 @@ class Child:
             pass  # it was told to end before it had begun: it still waits
         elif code < 0:
             name = signal.Signals(-code).name
-            often = ", often because memory ran out" if name == "SIGKILL" else ""
-            tell(self.job, "killed", f"its process was ended by {name}{often}; see {self.job.console.name}")
+            more = ", often because memory ran out" if name == "SIGKILL" else f"; see {self.job.console.name}"
+            tell(self.job, "killed", f"its process was ended by {name}{more}")
         elif code and self.job.status in ("waiting", "running", "killed", "unknown") and code < 128:
             tell(self.job, "failed", f"its process ended with exit code {code}; see {self.job.console.name}")

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from rltool.errors import Problem
+from rltool.importing import import_user_module
 from rltool.sweeps.jobs import DONE, SweepJob
 
 OBJECTIVES: dict[str, Literal["maximize", "minimize"]] = {"final": "maximize", "auc": "maximize", "frames": "minimize"}
@@ -28,11 +29,13 @@ def goal(config: Mapping[str, JsonValue]) -> float | None:
     typed = _at(config, "stop", "return_threshold")
     if isinstance(typed, int | float):
         return float(typed)
-    name = _at(config, "env", "id")
+    module, _, name = str(_at(config, "env", "id")).rpartition(":")
     import gymnasium
 
     with suppress(Exception):  # of names that no plugin has registered, and of modules of the user's, in many ways
-        return gymnasium.spec(str(name)).reward_threshold
+        if module:
+            import_user_module(module, "env.id")
+        return gymnasium.spec(name).reward_threshold
     return None
 
 

@@ -260,9 +260,8 @@ def _key(word: str) -> str:
 
 def _worded(key: str, values: object, problems: list[Problem]) -> str | None:
     """An entry of ``tune.space`` as it would be typed."""
-    if isinstance(values, str):
+    if not isinstance(values, list):
         return f"{key}={values}"
-    assert isinstance(values, list)
     words = [word_of(value) for value in values]
     if not words:
         problems.append(Problem(f"tune.space.{key}", "expected values, found an empty list", _HOW))
@@ -284,7 +283,10 @@ def _parameter(key: str, typed: Typed, problems: list[Problem]) -> Parameter | N
         if isinstance(sweep, ChoiceSweep):
             choices = _choices(override, sweep)
             return Parameter(key, prefix, CategoricalDistribution(list(choices)), choices)
-        return Parameter(key, prefix, _numbers(sweep), {})
+        numbers = Parameter(key, prefix, _numbers(sweep), {})
+        if numbers.count == 1:
+            raise _Refused(f"expected several values, found one alone in {typed.word.partition('=')[2]}", _HOW)
+        return numbers
     except _Refused as refused:
         problems.append(Problem(key, *refused.args))
         return None

@@ -6,6 +6,7 @@ starter is gone, and the job saves a checkpoint and ends.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -44,6 +45,7 @@ def main(words: Sequence[str]) -> int:
         sys.path.append(origin)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()  # a fault of a library leaves its place in console.log
     with suppress(OSError):  # what top and ps call it, on Linux
         Path("/proc/self/comm").write_text(f"rltool {directory.name}")
     if LEASH in words:
