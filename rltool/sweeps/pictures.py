@@ -33,7 +33,7 @@ _PLACES = 8
 # Digits of a number that somebody typed, at the most.
 _DIGITS = 4
 # Numbers whose largest is so many times their smallest are laid out by their logarithm.
-_MANY_TIMES = 50.0
+_MANY_TIMES = 10.0
 # Configurations that the importance of a key can be read off, and those of them at the top, at the least.
 _FEWEST, _TOP, _TOP_SHARE = 6, 5, 0.1
 _SCORE = "Mean score"
