@@ -280,10 +280,7 @@ def test_a_run_says_what_is_wrong_and_stops_where_asked_to(tmp_path: Path, capsy
     (finding,) = (line for line in lines(tmp_path / "run") if line["rule"] == "rewards_zero")
     assert (finding["state"], finding["frames"], finding["since"]) == ("seen", result["frames"], result["frames"])
     out = capsys.readouterr().out
-    assert (
-        f"health: no reward has been seen: every reward of {result['frames']} frames was 0. Try env.kwargs"
-        in out
-    )
+    assert f"health: no reward has been seen: every reward of {result['frames']} frames was 0. Try env.kwargs" in out
     assert "stopped (stop.on: rewards_zero) after" in out
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
     # It goes on where it is resumed: the fault is known.

@@ -22,6 +22,7 @@ from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError
 from rltool.records import Record
 from rltool.schema import JobsConfig, TuneConfig
+from rltool.sweeps import processes
 from rltool.sweeps.answer import answer
 from rltool.sweeps.children import Child
 from rltool.sweeps.jobs import Sweep, SweepJob
@@ -573,3 +574,11 @@ def test_a_process_is_one_of_its_own(tmp_path: Path, start: Start, monkeypatch: 
     assert killed.wait(0.1) is None
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait(30) == -signal.SIGKILL
+
+
+def test_where_no_server_can_be_had_each_job_is_a_new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(processes, "_serve", nowhere)
+    assert processes.several() is Interpreter

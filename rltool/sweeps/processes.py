@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver
@@ -118,11 +118,8 @@ class Forked:
     """
 
     def __init__(self, order: Order) -> None:
+        _serve()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_PRELOADED])
-        # Thread pools are as large as they are when libraries are imported; what lies in the working directory is no library.
-        with _variables({**surroundings(1), "PYTHONSAFEPATH": "1"}):
-            forkserver.ensure_running()
         theirs, self._ours = context.Pipe(duplex=False)
         self._process = context.Process(target=_carry_out, args=(order, theirs))
         with _without_main():
@@ -146,8 +143,25 @@ class Forked:
 
 
 def several() -> Start:
-    """How to start many processes: forked where that is sound (macOS breaks libraries in forked processes, Windows has none)."""
-    return Forked if sys.platform == "linux" else Interpreter
+    """How to start many processes: forked where that is sound (macOS breaks libraries in forked processes, Windows has none) and
+    can be done (the server's socket lies in the directory for temporary files, whose path may be too long for one)."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            _serve()
+            return Forked
+    return Interpreter
+
+
+def _serve() -> None:
+    """Starts the server, where it does not run yet.
+
+    Raises:
+        OSError: it has no place for its socket.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOADED])
+    # Thread pools are as large as they are when libraries are imported; what lies in the working directory is no library.
+    with _variables({**surroundings(1), "PYTHONSAFEPATH": "1"}):
+        forkserver.ensure_running()
 
 
 def surroundings(threads: object) -> dict[str, str]:
