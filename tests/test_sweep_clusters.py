@@ -182,7 +182,9 @@ def test_how_jobs_end_somewhere_else_is_told_once(tmp_path: Path) -> None:
     with Watch(jobs, lines.append) as watch:
         (jobs[1].directory / "summary.json").write_text('{"status": "failed", "error": "it broke"}')
         watch._look()
-    assert lines == ["job 1 (seed=1)  failed  it broke"]
+        (jobs[1].directory / "overrides.txt").write_text("# resumed at frame 2,064\n")
+        (jobs[1].directory / "summary.json").write_text('{"status": "running"}')
+    assert lines == ["job 1 (seed=1)  failed  it broke", "job 1 (seed=1)  goes on from its checkpoint"]
 
 
 # ----------------------------------------------------------------------------------------------------- real processes
@@ -221,8 +223,8 @@ def test_submitit_runs_what_the_local_launcher_runs_and_a_preempted_job_goes_on(
     out, _ = process.communicate(timeout=240)
     assert process.returncode == 1, out
     assert statuses(sweep) == ["failed", "finished", "finished"], out
-    assert "job 1 (env.kwargs.at=1000000)  interrupted" in out
-    assert "job 1 (env.kwargs.at=1000000)  finished" in out
+    assert "job 1 (at=1000000)  goes on from its checkpoint" in out
+    assert "job 1 (at=1000000)  finished" in out
     assert "resumed" in (sweep / "1" / "log.txt").read_text()
     told = "".join(path.read_text() for path in (sweep / ".submitit").rglob("*log.out"))
     assert told.count("Requeued job") == 1, told

@@ -131,10 +131,15 @@ class Board:
         return Group(head, table, *rest)
 
 
+def named(job: SweepJob) -> str:
+    """A job, with what it varies."""
+    return f"job {job.name}" + (f" ({job.brief})" if job.brief else "")
+
+
 def told(job: SweepJob) -> str:
     """How a job ended, in a line."""
     record = job.record
-    parts = [f"job {job.name}" + (f" ({job.brief})" if job.brief else ""), job.status]
+    parts = [named(job), job.status]
     if record.fresh is not None:
         parts.append(f"return {number(record.fresh)} on fresh episodes")
     elif record.last is not None:

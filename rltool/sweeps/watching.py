@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from rltool.sweeps.board import TOLD, told
+from rltool.sweeps.board import TOLD, named, told
 from rltool.sweeps.jobs import SweepJob
 
 # Seconds between two looks; the files may lie on another machine.
@@ -19,7 +19,7 @@ _ENDLESS = ("waiting", "running")
 
 
 class Watch:
-    """Says how jobs end while a launcher has this thread; used as a context manager.
+    """Says how jobs end, and that they go on, while a launcher has this thread; used as a context manager.
 
     Args:
         jobs: those to look at.
@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, jobs: Sequence[SweepJob], note: Callable[[str], object]) -> None:
         self._jobs, self._note = jobs, note
         self._known = {job.directory: _stamp(job) for job in jobs}
+        self._sessions = {job.directory: len(job.record.resumed) for job in jobs}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
@@ -58,6 +59,11 @@ class Watch:
 
     def _look(self) -> None:
         for job in self._jobs:
+            # A job that was put off may go on before anybody has looked how it ended.
+            sessions = len(job.record.resumed)
+            if sessions > self._sessions[job.directory]:
+                self._sessions[job.directory] = sessions
+                self._note(f"{named(job)}  goes on from its checkpoint")
             stamp = _stamp(job)
             if stamp != self._known[job.directory] and job.status not in _ENDLESS:
                 self._known[job.directory] = stamp
