@@ -347,6 +347,15 @@ def _resolved(config: DictConfig, files: ConfigFiles) -> Composition:
     return Composition(tree, choices, files.tuned_name(choices.get("tuned")), config, together)
 
 
+def own_words(words: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that are a job's, not the sweep's."""
+    return tuple(word for word in words if _node_of(word) not in ("hydra", *TOGETHER))
+
+
+def _node_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0]
+
+
 def explain(error: Exception, files: ConfigFiles) -> list[Problem]:
     """What Hydra or OmegaConf did not like, in the words of the command line."""
     if isinstance(error, ConfigError):

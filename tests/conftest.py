@@ -32,7 +32,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unrehearsed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that a test plans in its own process builds no job beforehand: that takes a process with torch in it."""
     if "rehearsed" not in request.keywords:
-        monkeypatch.setattr("rltool.sweeps.planning.rehearsed", lambda *_, **__: [])
+        monkeypatch.setattr("rltool.sweeps.rehearsal._built", lambda kinds: [])
 
 
 @pytest.fixture

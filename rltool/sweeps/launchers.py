@@ -45,6 +45,15 @@ _RAY_OFF = ("RAY_USAGE_STATS_ENABLED", "RAY_kill_child_processes_on_worker_exit"
 _WORKER = "rltool.sweeps.worker"
 
 
+def runs_here(composition: Composition) -> bool:
+    """Whether it is our own launcher that runs jobs like this one."""
+    return _target_of(composition).startswith(OURS)
+
+
+def _target_of(composition: Composition) -> str:
+    return str(OmegaConf.select(composition.hydra, "hydra.launcher._target_"))
+
+
 def problems_of(composition: Composition, line: Line) -> Iterator[Problem]:
     """What is wrong with the choice of a launcher.
 
@@ -52,10 +61,9 @@ def problems_of(composition: Composition, line: Line) -> Iterator[Problem]:
         composition: of a job.
         line: what was typed.
     """
-    target = str(OmegaConf.select(composition.hydra, "hydra.launcher._target_"))
-    choice = composition.choices.get("hydra/launcher", "")
-    if target.startswith(OURS):
+    if runs_here(composition):
         return
+    target, choice = _target_of(composition), composition.choices.get("hydra/launcher", "")
     package = ".".join(target.split(".")[:2])
     if package != "hydra._internal" and not _is_installed(package):
         text = f"{choice} needs a package that is not installed: {package.partition('.')[2].replace('_', '-')}"

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 from pydantic import JsonValue
 
-from rltool.composition import TOGETHER, Composition, Line, compose
+from rltool.composition import Composition, Line, compose, own_words
 from rltool.config import load_as
 from rltool.configfiles import ConfigFiles, read_value
-from rltool.errors import ConfigError, Problem, WriteError
+from rltool.errors import ConfigError, Problem
 from rltool.figures import counted
 from rltool.grouping import settings
-from rltool.launch import Claim, Job, check_jobs
-from rltool.records import is_run
+from rltool.launch import Job, check_jobs
 from rltool.runs import shown
 from rltool.schema import SweepConfig
+from rltool.sweeps.directory import claimed, copy_files, writing
 from rltool.sweeps.jobs import DONE, Sweep, SweepJob, fingerprint
-from rltool.sweeps.launchers import OURS, problems_of
-from rltool.sweeps.rehearsal import rehearsed
+from rltool.sweeps.launchers import problems_of, runs_here
+from rltool.sweeps.rehearsal import rehearse
 
 if TYPE_CHECKING:
     from rltool.sweeps.tuning import Tuning
 
-_LOCK, _CONF = ".lock", ".conf"
 # Jobs that take seconds to check.
 _MANY = 2_000
-# Nodes that are the sweep's, not its jobs'.
-_OWN = ("hydra", *TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -88,8 +80,8 @@ def planned(typed: Sequence[str], line: Line, files: ConfigFiles) -> Iterator[Pl
     if sweeper == "tune" and together is not None and not problems:
         from rltool.sweeps.tuning import planned_search
 
-        with planned_search(typed, line, files, together) as plan:
-            yield plan
+        with planned_search(typed, line, files, together) as tuning:
+            yield Plan(tuning.sweep, tuning.files, f"sweep: {shown(tuning.sweep.path)}", tuning=tuning)
         return
     jobs: list[Job] = []
     if (count := len(line.jobs())) > _MANY and not problems:
@@ -156,92 +148,10 @@ def _of_sweeper(line: Line, sweeper: str | None) -> Iterator[Problem]:
             yield Problem(one.key, text, "Give a,b,c or range(a,b), or add hydra/sweeper=tune to search")
 
 
-@contextmanager
-def claimed(path: Path, kind: str) -> Iterator[None]:
-    """A directory for a sweep, new or one that holds a sweep of the kind; a grid is run by one process at a time.
-
-    Raises:
-        ConfigError: it holds something else, another process has it, or it cannot be made.
-    """
-    found = Sweep.found(path)
-    if path.is_dir() and found is None and any(entry.name != _LOCK for entry in path.iterdir()):
-        hint = "Leave hydra.sweep.dir out, and get a new one"
-        raise ConfigError(
-            Problem(
-                "hydra.sweep.dir", f"expected a new directory, or one with a sweep, found other files in {path}", hint
-            )
-        )
-    if found is not None and found.kind != kind:
-        raise ConfigError(
-            Problem("hydra.sweep.dir", f"{path} holds a sweep of another kind ({found.kind}), and this is {kind}")
-        )
-    claim = Claim.make(path, "hydra.sweep.dir")
-    lock = FileLock(path / _LOCK, timeout=0.2)
-    try:
-        if kind == "grid":
-            try:
-                lock.acquire()
-            except Timeout:
-                text = f"another process runs the sweep in {path}"
-                raise ConfigError(
-                    Problem("hydra.sweep.dir", text, "Wait for it, stop it, or use another directory")
-                ) from None
-        yield
-    finally:
-        lock.release()
-        if Sweep.found(path) is None:
-            (path / _LOCK).unlink(missing_ok=True)
-            shutil.rmtree(path / _CONF, ignore_errors=True)
-        claim.give_back()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Says of a fault where it was to be written.
-
-    Raises:
-        WriteError: instead of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(f"cannot write into {path}: {error.strerror or error}") from error
-
-
-def copy_files(files: ConfigFiles, path: Path) -> ConfigFiles:
-    """A copy of the config files in a sweep's directory; what other sessions copied stays, as their jobs may need it."""
-    home = path / _CONF / secrets.token_hex(3)
-    copies = []
-    for number, directory in enumerate(files.directories):
-        copies.append(home / str(number))
-        copies[-1].mkdir(parents=True, exist_ok=True)
-        for source in _config_files(directory):
-            target = copies[-1] / source.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    return ConfigFiles(copies[0], tuple(copies[1:]))
-
-
-def _config_files(directory: Path) -> Iterator[Path]:
-    """The YAML files of a directory of config files; it may be a sweep's, whose jobs have files that are none."""
-    for place, inner, names in os.walk(directory):
-        inner[:] = sorted(name for name in inner if not name.startswith(".") and not is_run(Path(place, name)))
-        yield from (Path(place, name) for name in sorted(names) if name.endswith(".yaml"))
-
-
 def values_of(words: Sequence[str], keys: Sequence[str]) -> dict[str, JsonValue]:
     """What overrides say of keys, in the order of the keys."""
     found = {word.partition("=")[0].lstrip("+"): read_value(word.partition("=")[2]) for word in words}
     return {key: cast("JsonValue", found[key]) for key in keys if key in found}
-
-
-def own_words(words: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that are a job's, not the sweep's."""
-    return tuple(word for word in words if _node(word) not in _OWN)
-
-
-def _node(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0]
 
 
 def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, files: ConfigFiles) -> Plan:
@@ -268,7 +178,8 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
             config = dict(old.config)  # what it was run with, down to what changes nothing
         words = own_words(job.words)
         planned[key] = SweepJob(directory, words, values_of(words, varied), config, job.composition.tuned)
-    build([job.config for job in planned.values() if job.status == "waiting"], jobs[0].composition)
+    begins = [job.config for job in planned.values() if job.status == "waiting"]
+    rehearse(begins, here=runs_here(jobs[0].composition))
     names = {job.name: fingerprint(job.config) for job in planned.values()}
     sweep = Sweep(path, "grid", tuple(typed), varied, {"jobs": {**_names(before), **names}})
     with writing(path):
@@ -279,22 +190,6 @@ def _written(typed: Sequence[str], line: Line, jobs: Sequence[Job], path: Path, 
     kept = len(planned.keys() & there.keys())
     told = _told(sweep, list(planned.values()), kept if before is not None else None, len(jobs) - len(planned))
     return Plan(sweep, copied, told, tuple(planned.values()))
-
-
-def build(configs: Sequence[Mapping[str, JsonValue]], composition: Composition) -> None:
-    """Builds what jobs are made of, once for each kind of job.
-
-    Args:
-        configs: of the jobs.
-        composition: of one of them: it says where they run.
-
-    Raises:
-        ConfigError: what is wrong with them.
-    """
-    target = str(OmegaConf.select(composition.hydra, "hydra.launcher._target_"))
-    note = partial(print, flush=True)
-    if problems := rehearsed(configs, note, here=target.startswith(OURS)):
-        raise ConfigError(problems)
 
 
 def _names(sweep: Sweep | None) -> dict[str, JsonValue]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -31,20 +31,26 @@ _KINDS = ("algo", "buffer", "optim")
 _PATIENCE = 300.0
 
 
-def rehearsed(configs: Sequence[_Config], note: Callable[[str], object], *, here: bool) -> list[Problem]:
-    """What is wrong with runs that only building them shows; of runs with the same parts one is built.
+def rehearse(configs: Sequence[_Config], *, here: bool) -> None:
+    """Builds what runs are made of; of runs with the same parts one is built.
 
     Args:
         configs: their checked configurations, as JSON.
-        note: is told what is done, and where nothing could be found out.
         here: whether they run on this machine; if not, what GPUs there are is no matter of this one.
+
+    Raises:
+        ConfigError: what is wrong with them that only building them shows.
     """
     kinds = list({_kind(config): config for config in configs}.values())
-    if not kinds:
-        return []
     if not here:
         kinds = [{**config, "device": "cpu"} for config in kinds]
-    note(f"building {counted(len(kinds), 'kind')} of job once, before the first one starts")
+    if problems := _built(kinds) if kinds else []:
+        raise ConfigError(problems)
+
+
+def _built(kinds: Sequence[_Config]) -> list[Problem]:
+    """What is wrong with each of these, found out by building it in a process of its own."""
+    _say(f"building {counted(len(kinds), 'kind')} of job once, before the first one starts")
     with tempfile.TemporaryDirectory() as directory:
         asked, told, output = (Path(directory, name) for name in ("configs.json", "problems.json", "output.txt"))
         asked.write_text(json.dumps(kinds), encoding="utf-8")
@@ -56,14 +62,17 @@ def rehearsed(configs: Sequence[_Config], note: Callable[[str], object], *, here
                 os.killpg(process.pid, signal.SIGKILL)  # with those of its environments
             process.let_go()
         if code is None:
-            note(f"the jobs could not be built within {_PATIENCE:g} s: each tries for itself")
+            _say(f"the jobs could not be built within {_PATIENCE:g} s: each tries for itself")
             return []
         if code:  # an environment has ended the process
             last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            note(f"building the jobs ended with exit code {code} ({last}): each tries for itself")
+            _say(f"building the jobs ended with exit code {code} ({last}): each tries for itself")
             return []
-        found = json.loads(told.read_text(encoding="utf-8"))
-    return [Problem(*of) for of in found]
+        return [Problem(*of) for of in json.loads(told.read_text(encoding="utf-8"))]
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _kind(config: _Config) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
-from rltool.composition import Composer, Line, Typed
+from rltool.composition import Composer, Line, Typed, own_words
 from rltool.configfiles import ConfigFiles
 from rltool.errors import ConfigError, Problem
 from rltool.figures import counted
@@ -20,12 +20,13 @@ from rltool.figures import number as figure
 from rltool.grouping import few, short_names, value_shown
 from rltool.launch import Job, check
 from rltool.records import is_sweep
-from rltool.runs import shown
 from rltool.schema import SweepConfig
 from rltool.sweeps.board import Board
+from rltool.sweeps.directory import claimed, copy_files, writing
 from rltool.sweeps.jobs import DONE, WINNER, Sweep, SweepJob, is_job
-from rltool.sweeps.planning import Plan, build, claimed, copy_files, own_words, writing
+from rltool.sweeps.launchers import runs_here
 from rltool.sweeps.pool import Pool
+from rltool.sweeps.rehearsal import rehearse
 from rltool.sweeps.space import Space
 from rltool.sweeps.study import Proposal, Search, Trial, problems_of
 
@@ -42,7 +43,7 @@ Launch = Callable[[Sequence[SweepJob]], object]
 
 
 @contextmanager
-def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, together: SweepConfig) -> Iterator[Plan]:
+def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, together: SweepConfig) -> Iterator[Tuning]:
     """Checks the ends of the space and opens the study; several processes may have the sweep's directory.
 
     Args:
@@ -64,7 +65,7 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
         raise ConfigError(problems)
     if not is_sweep(path):
         configs = [cast("dict[str, JsonValue]", corner.config.model_dump(mode="json")) for corner in corners]
-        build(configs, corners[0].composition)
+        rehearse(configs, here=runs_here(corners[0].composition))
     with claimed(path, "tune"):
         with writing(path):
             copied = copy_files(files, path)
@@ -73,12 +74,7 @@ def planned_search(typed: Sequence[str], line: Line, files: ConfigFiles, togethe
             sweep = Sweep(path, "tune", tuple(typed), (*space.distributions, "seed"), search.to_json())
             with writing(path):
                 sweep.write()
-            yield Plan(
-                sweep,
-                copied,
-                f"sweep: {shown(path)}",
-                tuning=Tuning(sweep, copied, Composer(copied), fixed, seed, together, search),
-            )
+            yield Tuning(sweep, copied, Composer(copied), fixed, seed, together, search)
 
 
 @dataclass(frozen=True)
