@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # As a run does it: small networks gain nothing from a second thread, and lose much where another process has the core.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell ignores SIGINT in what it starts in the background, and so would all processes that tests send it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

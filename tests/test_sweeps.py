@@ -40,7 +40,7 @@ TINY = (
 
 # Some seconds of training, with a checkpoint after the first tenth of one.
 LONGER = (
-    "total_frames=20_000", "env.num_envs=8", "algo.frames_per_batch=512", "algo.minibatch_size=256", "eval=none",
+    "total_frames=50_000", "env.num_envs=8", "algo.frames_per_batch=512", "algo.minibatch_size=256", "eval=none",
     "save.interval=1024", "logging.interval=1024",
 )  # fmt: skip
 
@@ -423,7 +423,7 @@ def test_a_sweep_that_was_cut_off_leaves_no_process_and_goes_on(tmp_path: Path, 
     jobs = Sweep.read(sweep).jobs
     assert [job.status for job in jobs] == ["interrupted", "waiting"]
     frames = jobs[0].record.frames
-    assert 0 < frames < 20_000
+    assert 0 < frames < 50_000
     code, out = swept(sweep, *words)
     assert code == 0, out
     jobs = Sweep.read(sweep).jobs
