@@ -349,6 +349,8 @@ def test_trials_are_ranked_by_the_objective_of_the_search(tmp_path: Path) -> Non
     frames = answer(made("c", "frames").sweep)
     # 2 never got there: twice its budget of 1000 frames
     assert [(one.trial, one.objective) for one in only(frames).ranked] == [(1, 0), (0, -1000), (2, -2000)]
+    assert only(frames).better.value == 1  # type: ignore[union-attr]  # though its policy is the worse one in the end
+    assert "In frames to the threshold it beats the second, trial 0" in said(made("e", "frames"))
     several = made("d", "final", "frames")
     assert order(answer(several.sweep)) == [0, 1, 2]
     assert [one.trial for one in only(answer(several.sweep)).front] == [0, 1]

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
 from pydantic import JsonValue
 
 from rltool.comparison import SUMMARISED, GroupScores, Scored, choose_score, first_reached, rate, score_of
@@ -181,7 +182,7 @@ class Ranking:
         ranked: best first.
         best: the one to take; None before anything can be said.
         second: the next one after it; None where there is none.
-        better: how probably a seed of the best scores above one of the second.
+        better: how probably a seed of the best does better than one of the second, by what they are ranked by.
         winner: the best once more, on fresh seeds; None where it was not run so.
         front: with several objectives, those of which no other one is as good in all of them and better in one.
     """
@@ -407,7 +408,8 @@ def _ranking(
     second = next((one for one in ranked if one is not best and best is not None and one.tier == best.tier), None)
     better = None
     if best is not None and second is not None and best.scores is not None and second.scores is not None:
-        better = estimate([best.scores.scores, second.scores.scores], improvement, _RESAMPLES)
+        pair = [np.array(_worth(one.results, objectives[0])) for one in (best, second)]
+        better = estimate(pair, improvement, _RESAMPLES) if all(of.size for of in pair) else None
     front = _front([one for one in ranked if one.tier == 0], objectives) if len(objectives) > 1 else ()
     return Ranking(env, goal, tuple(told), ranked, best, second, better, winner, front)
 
@@ -464,13 +466,18 @@ def _best(ranked: Sequence[Configuration], fresh: Collection[int | None], *, is_
 
 def _objective(results: Sequence[Result], objective: str) -> float | None:
     """What a configuration is ranked by, the larger the better: of those of its jobs that have a score."""
-    known = [(one.job, one.score) for one in results if one.score is not None]
-    if not known:
-        return None
+    worth = _worth(results, objective)
+    return statistics.fmean(worth) if worth else None
+
+
+def _worth(results: Sequence[Result], objective: str) -> list[float]:
+    """What each job with a score is worth, the larger the better; empty where one of them cannot be judged."""
     if objective == "final":  # as it is shown
-        return statistics.fmean(score for _, score in known)
-    value = scores.score(objective, [job for job, _ in known])
-    return value if value is None or scores.OBJECTIVES[objective] == "maximize" else -value
+        return [one.score for one in results if one.score is not None]
+    found = [scores.score(objective, [one.job]) for one in results if one.score is not None]
+    sign = 1 if scores.OBJECTIVES[objective] == "maximize" else -1
+    known = [sign * value for value in found if value is not None]
+    return known if len(known) == len(found) else []
 
 
 def _front(rows: Sequence[Configuration], objectives: Sequence[str]) -> tuple[Configuration, ...]:

@@ -74,8 +74,10 @@ class Board:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        clock = "" if self._console.is_terminal else f"{datetime.now():%H:%M:%S}  "
-        self._console.print(f"{clock}{text}", markup=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._console.print(text, markup=False)
+        else:
+            self._console.print(f"{datetime.now():%H:%M:%S}  {text}", markup=False, soft_wrap=True)
 
     def ended(self, jobs: Sequence[SweepJob]) -> None:
         """Says how jobs have ended."""

@@ -49,6 +49,11 @@ _OBJECTIVES = {
     "auc": "mean over training",
     "frames": "frames to the threshold (twice the budget where it was not reached)",
 }
+_BEATS = {
+    "final": "It beats",
+    "auc": "In the mean over training it beats",
+    "frames": "In frames to the threshold it beats",
+}
 
 
 def report(sweep: Sweep, *, final: bool) -> int:
@@ -277,7 +282,7 @@ def _verdict(found: Answer, ranking: Ranking) -> list[str]:
     head = f"Best{so_far}: {title}" if title else f"All seeds{so_far}"
     lines = [f"{head}: {_mean(best, _digits(ranking))} over {of}."]
     if ranking.second is not None and ranking.better is not None:
-        lines[0] += f" {_against_second(ranking, best, ranking.second)}"
+        lines[0] += f" {_against_second(ranking, best, ranking.second, found.objectives[0])}"
     if ranking.front:
         front = ", ".join(f"{one.trial}" for one in ranking.front)
         lines.append(f"The Pareto front of the objectives: trial{'s' * (len(ranking.front) > 1)} {front}.")
@@ -310,7 +315,7 @@ def _digits(ranking: Ranking) -> int:
     return decimals(means) if means else 0
 
 
-def _against_second(ranking: Ranking, best: Configuration, second: Configuration) -> str:
+def _against_second(ranking: Ranking, best: Configuration, second: Configuration, objective: str) -> str:
     assert ranking.better is not None
     equal = [one for one in ranking.ranked if one.tier == best.tier and one.objective == best.objective]
     if len(equal) > 1:
@@ -323,7 +328,7 @@ def _against_second(ranking: Ranking, best: Configuration, second: Configuration
             "tune.objective=auc in a search, rltool compare … at=auc of a grid."
         )
     chance = interval(ranking.better, 2)
-    told = f"It beats the second, {title_of(second, ranking)}, with a probability of {chance}:"
+    told = f"{_BEATS[objective]} the second, {title_of(second, ranking)}, with a probability of {chance}:"
     if ranking.really_worse:
         return f"{told} the second really is worse."
     if ranking.can_tell:
