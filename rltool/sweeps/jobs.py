@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,7 +105,7 @@ class SweepJob:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        return _read(cls, directory / _JOB, but="directory")
+        return _read(_jobs(), directory / _JOB, but="directory")
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Sweep:
         Raises:
             ConfigError: it holds none, or one that cannot be read.
         """
-        return _read(cls, path / SWEEP, but="path")
+        return _read(_sweeps(), path / SWEEP, but="path")
 
 
 def is_job(path: Path) -> bool:
@@ -204,7 +204,7 @@ def _write(path: Path, of: SweepJob | Sweep, *, but: str) -> None:
     replace_file(path, f"{json.dumps(told, indent=1, ensure_ascii=False)}\n".encode())
 
 
-def _read(kind: type[Kind], path: Path, *, but: str) -> Kind:
+def _read(adapter: TypeAdapter[Kind], path: Path, *, but: str) -> Kind:
     """What a file says of a job or a sweep, and of its directory, which is not in it."""
     try:
         told = json.loads(path.read_bytes())
@@ -216,12 +216,22 @@ def _read(kind: type[Kind], path: Path, *, but: str) -> Kind:
     if not isinstance(told, dict):
         raise ConfigError(Problem("", f"expected a JSON object in {path}, found {type(told).__name__}", _WHOLE))
     try:
-        return TypeAdapter(kind).validate_python({**told, but: str(path.parent.absolute())})
+        return adapter.validate_python({**told, but: str(path.parent.absolute())})
     except ValidationError as error:
         reason = error.errors()[0]
         where = ".".join(map(str, reason["loc"]))
         text = f"{path} is not what rltool wrote there: {where}: {reason['msg']}"
         raise ConfigError(Problem("", text, _WHOLE)) from error
+
+
+@cache  # pydantic takes milliseconds to build one
+def _jobs() -> TypeAdapter[SweepJob]:
+    return TypeAdapter(SweepJob)
+
+
+@cache
+def _sweeps() -> TypeAdapter[Sweep]:
+    return TypeAdapter(Sweep)
 
 
 def _order(directory: Path) -> list[tuple[int, int, str]]:
