@@ -572,8 +572,29 @@ def test_a_process_is_one_of_its_own(tmp_path: Path, start: Start, monkeypatch: 
         )
     killed = start(Order("errand", ("0",), environment, tmp_path / "killed.txt"))
     assert killed.wait(0.1) is None
-    os.killpg(killed.pid, signal.SIGKILL)
+    processes.kill(killed)
     assert killed.wait(30) == -signal.SIGKILL
+
+
+def test_where_no_signal_asks_a_process_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, of which nothing else is here."""
+    (tmp_path / "patient.py").write_text(
+        "import os, subprocess, sys\n"
+        "print(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid, flush=True)\n"
+        "os.read(0, 1)\n"
+        "sys.exit(5)\n"
+    )
+    monkeypatch.setattr(sys, "platform", "win32")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    both = [Interpreter(Order("patient", (), environment, tmp_path / f"{number}.txt")) for number in range(2)]
+    wait_for(lambda: all((tmp_path / f"{number}.txt").read_text().endswith("\n") for number in range(2)))
+    below = [psutil.Process(int((tmp_path / f"{number}.txt").read_text())) for number in range(2)]
+    processes.kill(both[0])
+    processes.end(both[1])
+    assert [process.wait(30) for process in both] == [-signal.SIGKILL, 5]
+    assert below[1].is_running()
+    below[1].kill()
+    assert not psutil.wait_procs(below[:1], timeout=5)[1]
 
 
 def test_where_no_server_can_be_had_each_job_is_a_new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from rltool.schema import JobsConfig
+from rltool.sweeps import processes
 from rltool.sweeps.jobs import SweepJob
 from rltool.sweeps.processes import Interpreter, Order, Start, surroundings
 from rltool.sweeps.worker import LEASH, tell
@@ -102,9 +102,7 @@ class Child:
         """
         if not self._asked:
             self._asked, self._reason = time.monotonic(), reason
-            if self._process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.kill(self._process.pid, signal.SIGTERM)
+            processes.end(self._process)
         elif time.monotonic() - self._asked > GRACE:
             self.kill()
 
@@ -124,8 +122,7 @@ class Child:
 
     def kill(self) -> None:
         """Ends it and its own processes at once."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        processes.kill(self._process)
 
     def wait(self) -> int:
         """Waits for the end; returns the exit code."""

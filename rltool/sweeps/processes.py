@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
+
+import psutil
 
 # Libraries that start threads of their own, and where each looks up how many.
 _THREADS = (
@@ -150,6 +153,28 @@ def several() -> Start:
             _serve()
             return Forked
     return Interpreter
+
+
+def end(process: Process) -> None:
+    """Asks it to end by itself, tidily."""
+    if sys.platform == "win32":  # has no signal that asks
+        process.let_go()
+    elif process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+
+
+def kill(process: Process) -> None:
+    """Ends it at once, and with it what it has started; where that still runs, also after its own end (not on Windows)."""
+    if sys.platform == "win32":
+        with suppress(psutil.Error):
+            own = psutil.Process(process.pid)
+            for one in (*own.children(recursive=True), own):
+                with suppress(psutil.Error):
+                    one.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _serve() -> None:

@@ -5,12 +5,9 @@ environment, a GPU that is not there, weights that do not fit are found here, an
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import cast
@@ -20,7 +17,7 @@ from pydantic import JsonValue
 from rltool.config import load
 from rltool.errors import CheckpointError, ConfigError, Problem
 from rltool.figures import counted
-from rltool.sweeps.processes import Order, several, surroundings
+from rltool.sweeps.processes import Order, kill, several, surroundings
 
 _Config = Mapping[str, JsonValue]
 
@@ -58,8 +55,7 @@ def _built(kinds: Sequence[_Config]) -> list[Problem]:
         try:
             code = process.wait(_PATIENCE)
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # with those of its environments
+            kill(process)  # with those of its environments
             process.let_go()
         if code is None:
             _say(f"the jobs could not be built within {_PATIENCE:g} s: each tries for itself")

@@ -121,6 +121,10 @@ def _end_when_left_alone() -> None:
     with suppress(OSError):
         while os.read(0, 1024):
             pass
+    if sys.platform == "win32":  # os.kill would end it here and now
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(_GRACE)
+        os._exit(1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE)
     os.killpg(os.getpgrp(), signal.SIGKILL)  # with the processes of its environments
